@@ -1,0 +1,88 @@
+"""What the estimators share: checks of parameters and data, and the way to the engine and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..lazy.arrays import to_tensor
+
+#: dtypes that are computed as they come; anything else is converted to the first.
+FLOATS = (np.float64, np.float32)
+
+
+class OneOf(NamedTuple):
+    """A parameter that is one of a few values, or a function if ``functions`` are allowed."""
+
+    values: tuple[Any, ...]
+    functions: bool = False
+
+    def holds(self, value: Any) -> bool:
+        known = value in self.values if isinstance(value, str) else any(value is v for v in self.values)
+        return known or (self.functions and callable(value))
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(map(repr, self.values)) + (" or a callable" if self.functions else "")
+
+
+class Within(NamedTuple):
+    """A parameter that is a number (a whole one for ``kind=Integral``) of at least or above ``low``."""
+
+    low: float
+    closed: bool = True
+    kind: type = Real
+    or_none: bool = False
+
+    def holds(self, value: Any) -> bool:
+        if value is None:
+            return self.or_none
+        if not isinstance(value, Real) or not isinstance(value, self.kind) or isinstance(value, bool):
+            return False
+        return float(value) >= self.low if self.closed else float(value) > self.low
+
+    def __str__(self) -> str:
+        what = "an integer" if self.kind is Integral else "a number"
+        return f"{what} {'>=' if self.closed else '>'} {self.low:g}" + (" or None" if self.or_none else "")
+
+
+COUNT = Within(1, kind=Integral)
+#: Of scikit-learn's trees: accepted, so that its code runs unchanged; all pairs are compared whatever they say.
+TREES = OneOf(("auto", "brute", "kd_tree", "ball_tree"))
+
+
+def check_parameters(estimator: Any, rules: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a parameter that breaks its rule; ``TypeError`` where a number is of the wrong type."""
+    for name, rule in rules.items():
+        value = getattr(estimator, name)
+        if not rule.holds(value):
+            wrong_type = isinstance(rule, Within) and not (isinstance(value, rule.kind) and not isinstance(value, bool))
+            error = TypeError if wrong_type else ValueError
+            raise error(f"{name} of {type(estimator).__name__} must be {rule}; got {value!r}")
+
+
+def device_of(device: Any) -> torch.device:
+    """The torch device that a ``device`` parameter names; "auto" is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or another torch device; got {device!r}") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch finds no CUDA device here; use 'auto' or 'cpu'")
+    return chosen
+
+
+def tensors(device: Any, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """The arrays as tensors of their common dtype on a device."""
+    dtype = np.result_type(*arrays)
+    where = device_of(device)
+    return tuple(to_tensor(a.astype(dtype, copy=False), "X")[0].to(where) for a in arrays)
+
+
+def array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,166 @@
+"""Where a plan runs. One function, :func:`reduce`, in front of three back ends that give the same numbers."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from .. import environment
+from ..formula.graph import CAT_I, CAT_J, CAT_SCALAR
+from ..formula.plan import Plan
+from ..formula.reductions import CORES
+from .layout import batch_of, broadcast, own_axes
+
+Tensor = torch.Tensor
+Input = Tensor | float | None
+
+log = logging.getLogger("kernops.backends")
+
+#: Name -> the device types that the back end is for, in the order in which "auto" tries them.
+BACKENDS: dict[str, tuple[str, ...]] = {"cuda": ("cuda",), "cpu": ("cpu",), "tiled": ("cpu", "cuda", "mps", "xpu")}
+_FLOATS = (torch.float32, torch.float64)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def choose(backend: str, device: torch.device) -> ModuleType:
+    """The back end's module for a request; an error where the one that was asked for cannot run."""
+    if backend == "auto":
+        return _module(environment.get("KERNOPS_BACKEND") or "auto", device, "the environment variable KERNOPS_BACKEND")
+    return _module(backend, device, "backend")
+
+
+@lru_cache(maxsize=64)
+def _module(backend: str, device: torch.device, asker: str) -> ModuleType:
+    if backend != "auto":
+        if backend not in BACKENDS:
+            raise ValueError(f"{asker} must be 'auto', {', '.join(map(repr, BACKENDS))}; got {backend!r}")
+        if backend != "tiled" and device.type not in BACKENDS[backend]:
+            raise ValueError(f"{asker}: {backend!r} computes on {BACKENDS[backend][0]}; the data is on {device}")
+        module = importlib.import_module(f"{__name__}.{backend}")
+        reason = module.available(device)
+        if reason is not None:
+            raise RuntimeError(f"{asker}: {backend!r} cannot run here: {reason}")
+        return module
+    for name, devices in BACKENDS.items():
+        if device.type in devices and name != "tiled":
+            module = importlib.import_module(f"{__name__}.{name}")
+            reason = module.available(device)
+            if reason is None:
+                return module
+            log.warning("backend %r cannot run (%s); using the slower 'tiled' back end on %s", name, reason, device)
+    return importlib.import_module(f"{__name__}.tiled")
+
+
+def reduce(
+    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None
+) -> tuple[Tensor, ...]:
+    """Compute ``plan`` for ``m`` rows and ``n`` columns.
+
+    Args:
+        plan: what to compute.
+        tensors: value of variable number k at position k: i-variables (*B, m, D), j-variables (*B, n, D), parameters
+            (*B, D), of one dtype on one device, with any strides; scalars as Python floats. Batch shapes broadcast.
+        m, n: numbers of rows and columns.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
+        batch: the broadcast batch shape, if the caller has checked the tensors against it already.
+
+    Returns:
+        The core's outputs, (*B, m, D') each; (*B, m, K, D') for ``KMin``. Indices are int64. float16 and bfloat16 are
+        computed in float32 and returned in their own dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or there are too few columns for a reduction without an
+            identity.
+        TypeError: a tensor is not of a floating-point dtype.
+    """
+    if batch is None:
+        batch = validate(plan, tensors, m, n)
+    if plan.k > n:
+        raise ValueError(f"k: {plan.core} keeps the k = {plan.k} smallest of n = {n} columns; k must be at most n")
+    first, tensors = _only_used(plan, tensors)
+    dtype = first.dtype
+    if dtype in _HALVES:
+        tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
+    if m == 0 or n == 0 or 0 in batch:
+        outs = _empty(plan, first, m, n, batch)
+    else:
+        outs = choose(backend, first.device).run(plan, tensors, m, n, batch)
+    if dtype in _HALVES:
+        outs = tuple(o.to(dtype) if o.is_floating_point() else o for o in outs)
+    return outs
+
+
+def _only_used(plan: Plan, tensors: Sequence[Input]) -> tuple[Tensor, Sequence[Input]]:
+    """A tensor that says dtype and device, and the tensors without those that the formula does not read."""
+    used = {v.params[1]: v.params[0] for v in plan.variables}
+    of_used = [t for k, t in enumerate(tensors) if used.get(k, CAT_SCALAR) != CAT_SCALAR]
+    first = next((t for t in of_used or tensors if isinstance(t, Tensor)), None)
+    if first is None:
+        raise ValueError("a reduction needs at least one tensor; got only numbers")
+    if len(used) < len(tensors):
+        if not of_used:
+            _check_like(list(tensors).index(first), first, 0, first)
+        tensors = [t if k in used or t is first else None for k, t in enumerate(tensors)]
+    return first, tensors
+
+
+def validate(plan: Plan, tensors: Sequence[Input], m: int, n: int) -> tuple[int, ...]:
+    """Check ``tensors`` against ``plan``; returns the broadcast batch shape."""
+    if len(tensors) != plan.n_vars:
+        raise ValueError(f"tensors: the plan has {plan.n_vars} variables; got {len(tensors)}")
+    batches = []
+    first: tuple[int, Tensor] | None = None
+    for v in plan.variables:
+        cat, k, dim = v.params
+        t = tensors[k]  # type: ignore[index]
+        if cat == CAT_SCALAR:
+            if not isinstance(t, (int, float)):
+                raise TypeError(f"tensors[{k}] must be a number, as the formula says; got {type(t).__name__}")
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(f"tensors[{k}] must be a torch.Tensor; got {type(t).__name__}")
+        first = first or (k, t)  # type: ignore[assignment]
+        _check_like(k, t, *first)  # type: ignore[arg-type,misc]
+        own = own_axes(cat)  # type: ignore[arg-type]
+        want = {CAT_I: (m, dim), CAT_J: (n, dim)}.get(cat, (dim,))  # type: ignore[arg-type]
+        if t.ndim < own or tuple(t.shape[t.ndim - own :]) != want:
+            raise ValueError(f"tensors[{k}] must have shape (..., {', '.join(map(str, want))}); got {tuple(t.shape)}")
+        batches.append(batch_of(t, cat))  # type: ignore[arg-type]
+    try:
+        return broadcast(batches)
+    except ValueError:
+        raise ValueError(f"batch shapes do not broadcast: {', '.join(map(str, batches))}") from None
+
+
+def _check_like(k: int, t: Tensor, k0: int, first: Tensor) -> None:
+    if t.dtype not in _FLOATS + _HALVES:
+        raise TypeError(
+            f"tensors[{k}] must be float16, bfloat16, float32 or float64; got {str(t.dtype).removeprefix('torch.')}"
+        )
+    if t.dtype != first.dtype:
+        raise ValueError(f"tensors must share one dtype; tensors[{k0}] is {first.dtype}, tensors[{k}] is {t.dtype}")
+    if t.device != first.device:
+        raise ValueError(
+            f"tensors must be on one device; tensors[{k0}] is on {first.device}, tensors[{k}] on {t.device}"
+        )
+
+
+def _empty(plan: Plan, like: Tensor, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Results where there is nothing to reduce over, or no row."""
+    core = CORES[plan.core]
+    if m > 0 and 0 not in batch and core.empty is None:
+        raise ValueError(f"{plan.core} over no columns (n = 0) has no value")
+    outs = []
+    for k, name in enumerate(core.outputs):
+        shape = (*batch, m, *((plan.k,) if plan.k else ()), 1 if name == "lse" else plan.dim)
+        if name == "index":
+            outs.append(torch.empty(shape, dtype=torch.int64, device=like.device))
+        else:
+            dtype = torch.float32 if like.dtype in _HALVES else like.dtype
+            outs.append(torch.full(shape, core.empty[k] if core.empty else 0.0, dtype=dtype, device=like.device))
+    return tuple(outs)

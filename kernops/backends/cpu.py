@@ -1,0 +1,246 @@
+"""The CPU back end: host C++ generated from the plan, compiled by the system's compiler at first use, called by ctypes.
+
+The templates are in ``host/*.h``; ``codegen.host_schedule`` writes the few lines that instantiate them. A call packs
+its arguments into one block of 64-bit words (``host/problem.h`` says which) and hands over its address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import platform
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from .. import environment
+from ..codegen.host_schedule import Machine, source
+from ..formula.graph import CAT_P, CAT_SCALAR
+from ..formula.plan import Plan
+from ..formula.reductions import CORES
+from . import cache
+from .layout import strides
+
+Tensor = torch.Tensor
+Inputs = Sequence["Tensor | float | None"]
+
+log = logging.getLogger("kernops.backends.cpu")
+
+COMPILERS = ("g++", "clang++", "c++")
+#: NaN and infinities keep their meaning (no -ffast-math); fused multiply-add is welcome.
+FLAGS = (
+    "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
+    "-fvisibility=hidden", "-fPIC", "-shared", "-pthread", "-w",
+)  # fmt: skip
+_NATIVE = {"x86_64": "-march=native", "AMD64": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
+_HEADERS = Path(__file__).parent / "host"
+_SHARED_HEADER = Path(__file__).parent.parent / "cuda" / "reductions.cuh"
+#: Fewer pairs than this are not worth asking how many threads there may be.
+FEW_PAIRS = 10_000
+#: One or two rows against at least this many pairs use the variant that takes one row at a time.
+FEW_ROWS, MANY_PAIRS = 2, 1 << 22
+
+
+def available(device: torch.device) -> str | None:
+    """None where the back end can run, else the reason why not."""
+    if device.type != "cpu":
+        return f"it computes on the CPU, not on {device}"
+    if sys.platform == "win32":
+        return "it does not support Windows"
+    found = _compiler(environment.get("KERNOPS_CXX"))
+    return found if isinstance(found, str) else None
+
+
+def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Compute ``plan`` (see :func:`kernops.backends.reduce` for the contract)."""
+    binding = _bindings.get(plan)
+    if binding is None:
+        binding = _bindings[plan] = _Binding(plan)
+    return binding(tensors, m, n, batch)
+
+
+class _Binding:
+    """What calling a plan needs: where its tensors go, and its compiled variants."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        cats = {v.params[1]: v.params[0] for v in plan.variables}
+        self.variables = [(k, cats.get(k)) for k in range(plan.n_vars)]
+        self.first = next((k for k, cat in self.variables if cat not in (None, CAT_SCALAR)), None)
+        self.packers: dict[int, Callable[..., bytes]] = {}
+        self.functions: dict[tuple[torch.dtype, bool], Callable[[bytes], int]] = {}
+        self.outputs = CORES[plan.core].outputs
+        self.tail = (plan.k, plan.dim) if plan.k else (plan.dim,)
+
+    def __call__(self, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+        like = self._like(tensors)
+        pairs = m * n * math.prod(batch)
+        key = (like.dtype, m <= FEW_ROWS and pairs >= MANY_PAIRS)
+        function = self.functions.get(key) or self._function(key)
+        value = like.new_empty((*batch, m, *self.tail))
+        outs: tuple[Tensor, ...] = (value,)
+        second = 0
+        if len(self.outputs) == 2:
+            if self.outputs[1] == "index":
+                other = value.new_empty(value.shape, dtype=torch.int64)
+            else:
+                other = value.new_empty((*batch, m, 1))
+            outs, second = (value, other), other.data_ptr()
+        words = [m, n, len(batch), 1 if pairs < FEW_PAIRS else threads(), value.data_ptr(), second, *batch]
+        for k, cat in self.variables:
+            t = tensors[k]
+            if cat is None or cat == CAT_SCALAR:
+                words += (t if cat is not None else 0, *(0,) * (len(batch) + 2))  # type: ignore[arg-type]
+            elif batch:
+                words += (t.data_ptr(), *strides(t, cat, batch))  # type: ignore[union-attr,arg-type]
+            elif cat == CAT_P:
+                words += (t.data_ptr(), 0, t.stride(-1))  # type: ignore[union-attr]
+            else:
+                words += (t.data_ptr(), *t.stride())  # type: ignore[union-attr]
+        pack = self.packers.get(len(batch)) or self._packer(len(batch))
+        if function(pack(*words)):
+            raise MemoryError(
+                f"not enough memory for the column terms of {n} columns and {math.prod(batch)} batch elements"
+            )
+        return outs
+
+    def _like(self, tensors: Inputs) -> Tensor:
+        if self.first is not None:
+            return tensors[self.first]  # type: ignore[return-value]
+        return next(t for t in tensors if isinstance(t, Tensor))  # a formula of numbers alone
+
+    def _packer(self, axes: int) -> Callable[..., bytes]:
+        each = "".join(("d" if cat == CAT_SCALAR else "q") + f"{axes + 2}q" for _, cat in self.variables)
+        self.packers[axes] = struct.Struct(f"{6 + axes}q{each}").pack
+        return self.packers[axes]
+
+    def _function(self, key: tuple[torch.dtype, bool]) -> Callable[[bytes], int]:
+        with _building(self.plan):
+            if key not in self.functions:
+                self.functions[key] = _load(self.plan, key[0].itemsize, key[1])
+            return self.functions[key]
+
+
+_bindings: dict[Plan, _Binding] = {}
+_locks: dict[Plan, threading.Lock] = {}
+
+
+def _building(plan: Plan) -> threading.Lock:
+    """Two threads do not compile the same formula."""
+    return _locks.setdefault(plan, threading.Lock())
+
+
+# A lock that another thread held at the time of a fork would never be released in the child.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_locks.clear)
+
+
+def threads() -> int:
+    """The number of threads of a call."""
+    given = environment.get("KERNOPS_NUM_THREADS")
+    if given is None:
+        return torch.get_num_threads()
+    if not (given.isdecimal() and int(given) > 0):
+        raise ValueError(f"KERNOPS_NUM_THREADS must be a whole number >= 1; got {given!r}")
+    return int(given)
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+def _load(plan: Plan, itemsize: int, few_rows: bool) -> Callable[[bytes], int]:
+    compiler = _compiler(environment.get("KERNOPS_CXX"))
+    if isinstance(compiler, str):
+        raise RuntimeError(f"backend 'cpu' cannot run here: {compiler}")
+    command, version = compiler
+    cpu, machine = _cpu()
+    flags = (*FLAGS, *((_NATIVE[platform.machine()],) if platform.machine() in _NATIVE else ()))
+    text = source(plan, itemsize, machine, few_rows)
+    key = (text, _headers(), version, *command, *flags, cpu)
+    path = cache.artifact(
+        "cpu", key, "kernel.so", lambda folder: _compile(command, flags, text, folder),
+        description=f"{plan.core} of {plan.formula}, float{8 * itemsize}"[:200],
+    )  # fmt: skip
+    function = ctypes.CDLL(str(path)).kernops_run
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    return function
+
+
+def _compile(command: tuple[str, ...], flags: tuple[str, ...], text: str, folder: Path) -> None:
+    """Compile ``text`` to ``folder / kernel.so``; the source stays beside it."""
+    file = folder / "kernel.cpp"
+    file.write_text(text, encoding="utf-8")
+    full = [*command, *flags, f"-I{_HEADERS.parent}", str(file), "-o", str(folder / "kernel.so")]
+    log.info("compiling: %s", shlex.join(full))
+    done = subprocess.run(full, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = done.stderr[-4000:] or done.stdout[-4000:]
+        raise RuntimeError(
+            f"the C++ compiler failed with exit status {done.returncode}:\n{said}\n"
+            f"The source is {file}, the command was: {shlex.join(full)}\n"
+            "(KERNOPS_CXX names another compiler; backend='tiled' needs none)"
+        )
+
+
+@lru_cache(maxsize=16)
+def _compiler(given: str | None) -> tuple[tuple[str, ...], str] | str:
+    """The compiler's command and version, or the reason why there is none."""
+    if given is not None:
+        commands = [(given,) if shutil.which(given) else tuple(shlex.split(given))]
+    else:
+        commands = [(name,) for name in COMPILERS]
+    reasons = []
+    for command in commands:
+        path = shutil.which(command[0]) if command else None
+        if path is None:
+            reasons.append(f"{command[0] if command else given!r} was not found")
+            continue
+        try:
+            done = subprocess.run(
+                [path, *command[1:], "--version"], capture_output=True, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, timeout=60,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reasons.append(f"{path} does not run ({error})")
+            continue
+        if done.returncode == 0:
+            return (path, *command[1:]), f"{os.path.realpath(path)} {done.stdout}"
+        reasons.append(f"{path} --version ends with exit status {done.returncode}")
+    where = "KERNOPS_CXX" if given is not None else "PATH"
+    return f"no C++ compiler ({where}: {', '.join(reasons)})"
+
+
+@lru_cache(maxsize=1)
+def _headers() -> str:
+    return cache.headers_digest([_HEADERS, _SHARED_HEADER])
+
+
+@lru_cache(maxsize=1)
+def _cpu() -> tuple[str, Machine]:
+    """What ``-march=native`` depends on, and what the schedule does."""
+    lines = []
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 14).split("\n\n")[0].splitlines()  # the first processor
+    except OSError:
+        pass  # not Linux
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    known = {k.strip(): v.strip() for k, v in facts.items()}
+    named = [
+        known.get(k, "") for k in ("model name", "cpu family", "model", "stepping", "CPU part", "flags", "Features")
+    ]
+    text = " ".join([platform.machine(), platform.processor(), platform.system(), *named])
+    flags = set(known.get("flags", "").split())
+    if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
+        return text, Machine(64, 32)
+    if platform.machine() in ("aarch64", "arm64"):
+        return text, Machine(16, 32)
+    return text, Machine(32 if "avx2" in flags else 16, 16)

@@ -1,0 +1,107 @@
+"""One benchmark: every contender checked, probed, timed against the others, and compared with float64."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import probe
+from .cases import CASES
+from .peers import CONTENDERS, Built, start
+from .problem import Config, make_data, sample_rows
+from .protocol import BUDGET_SECONDS, interleave
+
+log = logging.getLogger("kernops.bench")
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+#: What a library may raise where it cannot do a case; anything else is a fault of ours and shall be seen.
+TROUBLE = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, OSError)
+
+
+def measure(
+    config: Config,
+    peers: Iterable[str],
+    *,
+    repeats: int = 7,
+    probes: bool = True,
+    budget: float = BUDGET_SECONDS,
+    say: Say = lambda text: None,
+) -> list[Row]:
+    """Measure kernops and ``peers`` on one problem.
+
+    Args:
+        config: the problem.
+        peers: names of contenders.
+        repeats: samples of each.
+        probes: whether to measure first calls and memory, in processes of their own.
+        budget: seconds that a contender may take before it gets fewer samples.
+        say: told what is being done.
+
+    Returns:
+        One row a contender, in the order given, kernops first; ready for JSON. A peer that cannot take part has its
+        reason under ``"missing"``.
+
+    Raises:
+        ValueError: there is no such peer.
+        probe.Failed: kernops itself gave no answer in a process of its own.
+    """
+    names = ["kernops", *(p for p in peers if p != "kernops")]
+    rows: dict[str, Row] = {
+        name: {"contender": name, "config": config.to_json(), "missing": _missing(name, config)} for name in names
+    }
+    for name, row in rows.items():
+        if probes and not row["missing"] and CONTENDERS[name].compiles:
+            say(f"{name}: first call, cold and warm cache")
+            _probe(row, lambda n=name: probe.first_calls(n, config, CONTENDERS[n].cache_variable))  # type: ignore[misc]
+    built = _build_all(rows, config, say)
+    say("timing " + ", ".join(built))
+    timings = interleave({name: b.call for name, b in built.items()}, config.device, repeats, budget)
+    ours = timings["kernops"].median if "kernops" in timings else None
+    for name, timing in timings.items():
+        rows[name].update(timing.to_json(), ratio=timing.median / ours if ours else None)
+        if probes:
+            say(f"{name}: peak memory")
+            _probe(rows[name], lambda n=name: probe.ask("memory", n, config, choice=built[n].choice))  # type: ignore[misc]
+    return list(rows.values())
+
+
+def _missing(name: str, config: Config) -> str:
+    if name not in CONTENDERS:
+        raise ValueError(f"peer must be one of {', '.join(CONTENDERS)}; got {name!r}")
+    return CONTENDERS[name].missing(config)
+
+
+def _probe(row: Row, ask: Callable[[], dict]) -> None:
+    """Run a probe. A peer whose process crashed is left out of the timing: it would take this process along."""
+    try:
+        row.update(ask())
+    except probe.Failed as error:
+        row["missing"] = str(error)
+        if row["contender"] == "kernops":
+            raise
+
+
+def _build_all(rows: dict[str, Row], config: Config, say: Say) -> dict[str, Built]:
+    """The contenders that run, each called once on data of its own and compared with float64."""
+    data = make_data(config)
+    sample = sample_rows(config)
+    exact = data.double_rows(sample)
+    ready = {}
+    for name, row in rows.items():
+        if row["missing"]:
+            continue
+        say(f"{name}: preparing")
+        try:
+            built, got = start(name, config, data)
+        except TROUBLE as error:
+            log.debug("%s cannot do %s", name, config, exc_info=True)
+            row["missing"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            if name == "kernops":  # a peer may fail, we may not
+                raise
+            continue
+        row["note"] = built.note
+        row.update(CASES[config.case].error([t.detach()[sample] for t in got], exact, config))
+        ready[name] = built
+    return ready

@@ -1,0 +1,27 @@
+"""Benchmarks that belong together: the pages under ``docs/benchmarks`` are these, measured."""
+
+from __future__ import annotations
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "cpu": (
+        "gaussian --n 1000,10000,30000,100000 --device cpu",
+        "gaussian --n 10000 --backward x --device cpu",
+        "gaussian --n 10000 --dtype float64 --device cpu",
+        "gaussian --n 10000 --d 16 --rhs 16 --device cpu",
+        "logsumexp --n 10000,30000 --device cpu",
+        "argkmin --n 10000,30000 --device cpu",
+        "overhead --device cpu",
+        "overhead --backward x --device cpu",
+    ),
+    "cuda": (
+        "gaussian --n 10000,100000 --device cuda",
+        "gaussian --n 1000000 --device cuda --peer keops --no-probes --budget 5",  # torch would take minutes
+        "argkmin --n 100000 --device cuda --no-probes --budget 10",
+        "gaussian --n 10000,100000 --backward x --device cuda --no-probes --budget 10",
+        "logsumexp --n 10000,100000 --device cuda --no-probes --budget 10",
+        "overhead --device cuda",
+        "gaussian --n 10000 --front Genred --device cuda --peer keops --no-probes",
+        "gaussian --n 100000 --rhs 16 --device cuda --peer keops --no-probes",
+        "gaussian --n 100000 --d 64 --device cuda --peer keops --no-probes",
+    ),
+}

@@ -1,0 +1,211 @@
+"""How a reduction runs on a CPU, as data, and the C++ source that instantiates the host templates with it.
+
+A step evaluates the formula for R rows against U SIMD vectors of columns. More pieces at once hide the latency of
+dependent instructions and reuse what is loaded, until registers run out. Everything is chosen by one pure function of
+the plan and a few facts about the machine; nothing depends on sizes but the variant for very few rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
+from ..formula.ops import OPS
+from ..formula.plan import Plan
+from .emit import Emitter, emit, plus
+
+#: Core -> template for formulas with few components, in the header of that name.
+_KERNELS = {
+    "Sum": ("direct", "Direct<{types}, kn::Sum>"),
+    "Min": ("direct", "Direct<{types}, kn::Min>"),
+    "MinArgMin": ("direct", "Direct<{types}, kn::MinArgMin>"),
+    "LogSumExp": ("staged", "LogSums<{types}>"),
+    "SumSoftMaxWeight": ("staged", "Staged<{types}, true>"),
+    "KMin": ("neighbors", "Neighbors<{types}>"),
+}
+_STAGED_SUM = ("staged", "Staged<{types}, false>")
+
+#: Bytes of columns (of few and of many components) and of row terms that one thread works on for a while: a part of the
+#: L1, L2, L2 cache.
+TILE_BYTES, WIDE_TILE_BYTES, ROW_BYTES = 1 << 15, 1 << 19, 1 << 17
+#: A loop over more components than this is not unrolled; the accumulators of its R * U pieces must hide its latency.
+LONG = 64
+#: A formula of more operations than this is one piece: loads are no longer what takes time, and copies of the text
+#: would compile for long (16 ops with their second derivatives: 10 s with four rows, 1.6 s with one).
+MANY_NODES = 100
+#: Number of a column slot from which on it is a number shared by the components of a pair.
+_SHARED = 1 << 24
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What matters of the machine: bytes of a SIMD vector and number of vector registers."""
+
+    vector_bytes: int = 64
+    registers: int = 32
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One instantiation.
+
+    Attributes:
+        header, kernel: header and template.
+        rows, vectors: R rows against U vectors of columns at a time.
+        chunk: components that are reduced at a time.
+        blocks: most blocks of R rows that take turns at a tile of columns.
+        tile: blocks of U vectors in a tile.
+        work: rough number of operations of a pair.
+    """
+
+    header: str
+    kernel: str
+    rows: int
+    vectors: int
+    chunk: int
+    blocks: int
+    tile: int
+    work: int
+
+
+@lru_cache(maxsize=1024)
+def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: bool = False) -> Schedule:
+    """The schedule of a plan; ``few_rows`` is the variant that takes one row at a time, against more columns."""
+    program = plan.program
+    dim, width = program.pair[-1].dim, max(1, program.n_col)
+    header, kernel = _KERNELS[plan.core]
+    room = machine.registers // 2  # vectors that hold states
+    if plan.core == "Sum" and dim > room // 4 and _shared(program.pair[-1]):
+        header, kernel = _STAGED_SUM
+    staged = header == "staged" and plan.core != "LogSumExp"
+    chunk = _chunk(plan, dim, room, staged)
+    rows, vectors = _pieces(plan, chunk, room, few_rows)
+    block_bytes = vectors * machine.vector_bytes * width
+    tile = max(1, min(64, TILE_BYTES // block_bytes))
+    blocks = max(1, min(32 // rows, ROW_BYTES // (rows * max(1, program.n_row) * itemsize)))
+    if staged:
+        tile = max(8, min(64 // vectors, WIDE_TILE_BYTES // block_bytes))
+    return Schedule(header, kernel, rows, vectors, chunk, blocks, tile, _work(plan))
+
+
+def _chunk(plan: Plan, dim: int, room: int, staged: bool) -> int:
+    """How many components are reduced at a time. A last chunk that overlaps another is waste, and so is each reload."""
+    if plan.core in ("LogSumExp", "KMin"):
+        return 1
+    if dim <= (room // 4 if staged else room):
+        return dim
+    return room // 4
+
+
+def _pieces(plan: Plan, chunk: int, room: int, few_rows: bool) -> tuple[int, int]:
+    """R rows and U vectors of columns of a step."""
+    stored = sum(int(n) for n in re.findall(r"\bV \w+\[(\d+)\]", _pair_text(plan)))
+    if stored > 2 * LONG:  # vectors of the pair that are kept in memory for each piece
+        return 1, 1
+    if len(_pair_nodes(plan)) > MANY_NODES:
+        return 1, 1
+    if few_rows:
+        return 1, max(1, min(4, room // chunk))
+    states = chunk * (2 if plan.core == "MinArgMin" else 1)
+    rows = next((r for r in (4, 2) if r * states <= room + room // 2), 1)
+    wide = plan.core == "KMin" or any(
+        n.args and n.args[0].dim > LONG and n.dim < n.args[0].dim for n in _pair_nodes(plan)
+    )
+    return rows, 2 if wide and rows * 2 * chunk <= room else 1
+
+
+def _pair_nodes(plan: Plan) -> list[Node]:
+    return topological(*plan.program.pair)
+
+
+def _work(plan: Plan) -> int:
+    return (
+        sum(n.dim * (8 if "kn::" in (OPS[n.op].text or "") else 1) for n in _pair_nodes(plan) if n.args) + plan.dim + 2
+    )
+
+
+# --- source -----------------------------------------------------------------------------------------------------------
+def source(plan: Plan, itemsize: int, machine: Machine, few_rows: bool = False) -> str:
+    """A translation unit that exports ``int kernops_run(const int64_t*)`` (its argument: see host/problem.h)."""
+    s = schedule(plan, itemsize, machine, few_rows)
+    real = {4: "float", 8: "double"}[itemsize]
+    kinds = {v.params[1]: v.params[0] for v in plan.variables}
+    columns = {v.params[1] for v in topological(*plan.program.col_terms) if v.is_var}
+    table = [(str(kinds.get(k, -1)), str(int(k in columns))) for k in range(plan.n_vars)] + [("-1", "0")]
+    return f"""#include "host/{s.header}.h"
+{_fixed_unrolling(emit(plan), s.chunk)}
+namespace kn {{
+struct Host : Formula {{
+  static constexpr int KIND[] = {{{", ".join(kind for kind, _ in table)}}};
+  static constexpr bool COLUMN[] = {{{", ".join(column for _, column in table)}}};
+{_fixed_unrolling(_stages(plan), s.chunk) if s.header == "staged" else ""}}};
+struct Schedule {{
+  static constexpr int R = {s.rows}, U = {s.vectors}, C = {s.chunk};
+  static constexpr int BLOCKS = {s.blocks}, TILE = {s.tile}, WORK = {s.work};
+}};
+}}  // namespace kn
+extern "C" __attribute__((visibility("default"))) int kernops_run(const int64_t* words) {{
+  return kn::run<kn::{s.kernel.format(types=f"{real}, kn::Host, kn::Schedule")}>(words);
+}}
+"""
+
+
+def _fixed_unrolling(text: str, chunk: int) -> str:
+    """GCC does not unroll by a template's parameter."""
+    return text.replace("KN_UNROLL(C)", f"KN_UNROLL({chunk})")
+
+
+def _pair_text(plan: Plan) -> str:
+    return emit(plan).split("static void pair")[1]
+
+
+class _StagedEmitter(Emitter):
+    """Reads the numbers that a pair's components share from ``z``."""
+
+    def _compute(self, node: Node, index: int | str) -> str:
+        if node.is_var and node.params[0] == CAT_COL and node.params[1] >= _SHARED:  # type: ignore[operator]
+            return f"z[{node.params[1] - _SHARED}]"  # type: ignore[operator]
+        return super()._compute(node, index)
+
+
+def _shared(root: Node) -> list[Node]:
+    """The largest scalar parts of ``root`` that depend on the pair."""
+    found: dict[Node, None] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.dim > 1:
+            stack.extend(node.args)
+        elif node.args and node.kind == PAIR:
+            found[node] = None
+    return list(found)
+
+
+def _stages(plan: Plan) -> str:
+    """The members of a formula that host/staged.h asks for."""
+    *exponent, root = plan.program.pair
+    shared = _shared(root)
+    slots: dict[Node, Node] = {n: var(CAT_COL, _SHARED + len(exponent) + k, 1) for k, n in enumerate(shared)}
+    numbers = [*exponent, *shared]
+    first = Emitter(tuple(numbers))
+    for k, node in enumerate(numbers):
+        first.line(f"z[{k}] = {first.component(node, 0)};")
+    rest = rewrite(root, slots)
+    second = _StagedEmitter((rest,))
+    if rest.dim == 1:
+        second.line(f"out[0] = {second.component(rest, 0)};")
+    else:
+        c = second.loop("C")
+        second.line(f"out[{plus(c, 0)}] = {second.component(rest, f'c0 + {c}')};")
+        second.end()
+    return f"""  static constexpr int SHARED = {len(numbers)};
+  template <class V, class X, class Y> KN_FN static void shared(const X& x, const Y& y, V* z) {{
+{first.text()}
+  }}
+  template <int C, class V, class X, class Y, class Z>
+  KN_FN static void components(const X& x, const Y& y, const Z& z, int c0, V* out) {{
+{second.text()}
+  }}
+"""

@@ -1,0 +1,68 @@
+"""The CUDA source of a scheduled plan: the formula's struct, and a few lines that instantiate the templates with it."""
+
+from __future__ import annotations
+
+from ..formula.graph import CAT_SCALAR
+from ..formula.plan import Plan
+from .emit import emit
+from .schedule import Schedule
+
+#: In the order of inclusion; the formula comes after the vocabulary.
+HEADERS = ("math.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh", "kmin.cuh")
+#: Threads that merge the splits of one row, and threads of a block of the kernels that have one work item a thread.
+LANES, ITEM_THREADS = 16, 128
+
+#: Core -> what becomes of its states.
+_RESULTS = {
+    "Sum": "Results", "Min": "Results", "MinArgMin": "IndexResults", "LogSumExp": "ExpResults",
+    "SumSoftMaxWeight": "SoftmaxResults", "KMin": "ListResults",
+}  # fmt: skip
+_LISTS = {"registers": "KList<T, I, F::K>", "heap": "KHeap<T, I, F::K>"}
+
+
+def kernels(s: Schedule) -> tuple[str, ...]:
+    """Names of the kernels of a schedule, in the order of their launch; ``reduce`` is always there."""
+    merge = "merge_lists" if s.list else "merge"
+    wanted = (s.rows_in_memory, "pack_rows"), (s.cols_in_memory, "pack_cols"), (True, "reduce"), (s.splits > 1, merge)
+    return tuple(name for wants, name in wanted if wants)
+
+
+def compiled(s: Schedule) -> tuple[str, ...]:
+    """Names of the kernels that ``source`` holds: the merge even without splits, so that it serves more calls."""
+    return tuple(dict.fromkeys((*kernels(s), "merge_lists" if s.list else "merge")))
+
+
+def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
+    """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s)``.
+
+    Sizes are not part of it, so that it serves all calls of the same shape of schedule.
+    """
+    scalars = [f"k == {v.params[1]}" for v in plan.variables if v.params[0] == CAT_SCALAR]
+    return "\n".join([
+        f"#define KN_UNROLL_CAP {s.unroll}",
+        *(f'#include "{h}"' for h in HEADERS),
+        emit(plan),
+        "namespace kn {",
+        "struct G {",
+        f"    typedef Formula F; typedef {_TYPES[itemsize]} T; typedef {'long long' if s.long_index else 'int'} I;",
+        f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, TILE = {s.tile}, C = {s.chunk},",
+        f"                         CHUNKS = {s.chunks}, BATCH = {max(1, batch_dims)}, LANES = {LANES};",
+        f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",
+        f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)};",
+        f"    typedef {_LISTS.get(s.list, f'{plan.core}<T, I, C>')} State;",
+        f"    typedef kn::{_RESULTS[plan.core]}<State> Results;",
+        "    typedef kn::Arguments<F::NVARS, BATCH> Arguments;",
+        f"    KN_FN static bool scalar(int k) {{ return {' || '.join(scalars) or 'false'}; }}",
+        "};",
+        "}  // namespace kn",
+        *(f'extern "C" __global__ void __launch_bounds__({s.threads if name == "reduce" else ITEM_THREADS}) '
+          f"kn_{name}(const __grid_constant__ kn::G::Arguments a) {{ kn::{name}<kn::G>(a); }}" for name in compiled(s)),
+        "",
+    ])  # fmt: skip
+
+
+_TYPES = {4: "float", 8: "double"}
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

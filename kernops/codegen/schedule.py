@@ -1,0 +1,284 @@
+"""How a reduction runs on a GPU, as data: one pure function from facts to a :class:`Schedule`; needs no GPU to test.
+
+The kernel (``cuda/tile.cuh``) gives each thread R rows and folds Q columns at a time into R states of C components. The
+choice of R, Q and C minimises a model of the cycles that a multiprocessor spends per pair:
+
+* every instruction of a warp takes a quarter of a cycle (four schedulers), twice that in float64;
+* every number of a column that a thread reads from its tile serves R rows, every number of a row that does not fit in
+  registers serves Q columns, and a warp reads one number a cycle;
+* what one chunk of C components shares with the next (a distance, say) is computed anew for each chunk, and the tile is
+  loaded anew;
+* registers are limited, and few warps a multiprocessor hide latencies badly.
+
+The constants are rough on purpose: they only have to rank the candidates. Everything else follows from sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from .facts import Facts
+
+THREADS = 128
+#: Few rows: the columns are split until there are FEW_BLOCKS a multiprocessor, into ranges of MIN_SPAN at least. Long
+#: ranges are split further, so that the last wave of blocks, partly idle, is one of many; not if the results have many
+#: components, for which the scratch would be large. Lists of K start anew in each split, and are long to merge.
+FEW_BLOCKS, MIN_SPAN = 8, 64
+MANY_BLOCKS, LONG_SPAN, FEW_COMPONENTS = 24, 2048, 4
+LIST_BLOCKS, LIST_SPAN = 2, 256
+#: Pairs of so few instructions are short against what a list costs to fill anew.
+SHORT = 32
+#: So few columns are not split: a second kernel takes longer to launch than they take.
+FEW_COLUMNS = 1024
+#: A thread gets R rows only if there are R times so many of them: else more and shorter blocks are better.
+ROWS_FOR_EACH = 5000
+#: Row slots up to this number are kept in registers.
+FEW_SLOTS = 20
+#: Words of registers for row slots at most.
+ROW_WORDS = 64
+MAX_REGISTERS = 200
+#: Lists up to this length are so quick to insert into that a thread may have several.
+FEW_PLACES = 4
+#: Longest list that is kept in registers.
+REGISTER_LIST = 16
+#: Shared memory of a block that still leaves room for other blocks on the multiprocessor.
+TILE_BYTES = 24 << 10
+#: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
+MAX_CODE = 640
+MAX_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class State:
+    """Words of registers and instructions of an update, each as (fixed, per component)."""
+
+    words: tuple[int, int]
+    update: tuple[int, int]
+
+
+STATES = {
+    "Sum": State((0, 3), (0, 1)),
+    "LogSumExp": State((0, 6), (0, 8)),
+    "SumSoftMaxWeight": State((6, 4), (8, 1)),
+    "Min": State((0, 1), (0, 3)),
+    "MinArgMin": State((0, 2), (0, 5)),
+    "KMin": State((4, 0), (3, 0)),  # of a heap; a list in registers takes two words a place
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the schedule needs to know of a GPU: multiprocessors, bytes of shared memory of a block, arch (9, 0)."""
+
+    multiprocessors: int
+    shared: int
+    arch: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a reduction runs; the fields above the line are compiled in, those below are passed at run time.
+
+    Attributes:
+        threads, rows, cols: threads of a block; R rows a thread; Q columns at a time.
+        tile: columns between two flushes, and of a tile in shared memory.
+        chunk, chunks: components of the result that a block computes; number of such chunks.
+        rows_in_memory, cols_in_memory: whether slots are packed into global scratch first.
+        unroll: longest loop that is unrolled in full.
+        list: for KMin, whether the list is in ``"registers"`` or a ``"heap"``; else empty.
+        long_index: whether a column's index needs 64 bits.
+        row_blocks: blocks that cover the rows of one batch element.
+        splits, span: the columns are cut into ``splits`` ranges of ``span``.
+        blocks: blocks of the whole call.
+        shared: bytes of shared memory of a block.
+        scratch: numbers (or pairs of a number and an index, for KMin) of partial results.
+        packed_rows, packed_cols: numbers of packed slots.
+    """
+
+    threads: int
+    rows: int
+    cols: int
+    tile: int
+    chunk: int
+    chunks: int
+    rows_in_memory: bool
+    cols_in_memory: bool
+    unroll: int
+    list: str
+    long_index: bool
+    # ---
+    row_blocks: int
+    splits: int
+    span: int
+    blocks: int
+    shared: int
+    scratch: int
+    packed_rows: int
+    packed_cols: int
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+def _up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A candidate: rows and columns of a thread, components of a block, where row slots live."""
+
+    rows: int
+    cols: int
+    chunk: int
+    rows_in_memory: bool
+
+
+def _state_words(f: Facts, chunk: int) -> int:
+    if f.core == "KMin" and f.k <= REGISTER_LIST:
+        return 2 * f.k
+    fixed, each = STATES[f.core].words
+    return fixed + each * chunk
+
+
+def registers(f: Facts, s: Shape, itemsize: int) -> int:
+    """A rough count of the registers of a thread; column slots are loaded well before they are used."""
+    words = s.rows * _state_words(f, s.chunk) + s.rows * s.cols * (1 + f.stored)
+    words += s.cols * ((2 if s.rows_in_memory else min(f.fixed.cols, 12)) + s.chunk * f.each.cols)
+    words += s.rows * (2 if s.rows_in_memory else f.n_row)
+    return 28 + words * itemsize // 4
+
+
+def cycles(f: Facts, s: Shape, itemsize: int) -> float:
+    """The model's cycles of a multiprocessor for one pair and all components, for a warp of pairs."""
+    words, chunks, pairs = itemsize // 4, _up(f.dim, s.chunk), s.rows * s.cols
+    update_fixed, update_each = STATES[f.core].update
+    issue: float = f.fixed.instructions + update_fixed + s.chunk * (f.each.instructions + update_each)
+    issue = issue * words + (8 + 4 * s.rows_in_memory) / pairs
+    read: float = (f.fixed.cols + s.chunk * f.each.cols) / s.rows
+    if s.rows_in_memory:
+        read += 2 * (f.fixed.rows + s.chunk * f.each.rows) / s.cols  # half of them come from the L2 cache
+    need = registers(f, s, itemsize)
+    warps = 65536 / (need * 32)
+    latency = 1 + max(0, 16 - warps) / 24 + 0.5 / pairs
+    if chunks > 1:
+        latency *= 1.25  # measured: another pass over the columns costs more than the model says
+    load = 1.5 * f.n_col / (s.rows * THREADS)  # of a tile, for all rows of the block
+    # instructions and reads overlap, though not perfectly
+    return chunks * (max(issue / 4, read * words) + 0.1 * min(issue / 4, read * words) + load * words) * latency
+
+
+def _candidates(f: Facts, itemsize: int, most_rows: int) -> Iterator[Shape]:
+    lists = f.core == "KMin"  # of one component each
+    chunks = {1} if lists else {min(f.dim, c) for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
+    if not lists:
+        chunks |= {_up(f.dim, _up(f.dim, c)) for c in chunks}  # of equal length
+    for rows, cols, chunk, memory in product((1, 2, 4), (1, 2, 4, 8), sorted(chunks), (False, True)):
+        s = Shape(rows, cols, chunk, memory)
+        if rows <= most_rows and cols * itemsize <= 32 and (_may_pack if memory else _may_keep)(f, s, itemsize):
+            code = (f.rolled if memory else f.fixed.instructions) + chunk * f.each.instructions
+            small = registers(f, s, itemsize) <= MAX_REGISTERS and rows * cols * code <= MAX_CODE
+            few = rows * cols * itemsize <= 4 * (2 if f.slow else 32 if memory else 16)  # more take long to compile
+            if (small and few) or rows == cols == chunk == 1:
+                yield s
+
+
+def _may_keep(f: Facts, s: Shape, itemsize: int) -> bool:
+    """Whether row slots may live in registers: indexed by constants, in loops that are unrolled, and not too many."""
+    if s.chunk < f.dim and f.row_by_component:
+        return False
+    if f.core == "KMin" and f.k > FEW_PLACES and s.rows > 1:
+        return False  # a thread inserts into one list at a time, while its other rows wait
+    # measured: two rows and more columns are faster than four rows, for every core
+    return s.rows <= 2 and s.rows * f.n_row * itemsize <= 4 * ROW_WORDS
+
+
+def _may_pack(f: Facts, s: Shape, itemsize: int) -> bool:
+    """Whether row slots may be packed into memory: that takes a pass of its own, so few of them are kept at hand."""
+    return f.n_row > FEW_SLOTS or (s.chunk < f.dim and f.row_by_component)
+
+
+@lru_cache(maxsize=1024)
+def shape(f: Facts, itemsize: int, most_rows: int) -> Shape:
+    """The best candidate; of equals, the first."""
+    return min(_candidates(f, itemsize, most_rows), key=lambda s: cycles(f, s, itemsize))
+
+
+def tile_of(n_col: int, cols: int, itemsize: int, shared: int) -> tuple[int, int]:
+    """``(columns of a tile, bytes)``; 0 bytes where a tile would not fit in shared memory."""
+    slots = n_col | 1  # as cuda/data.cuh lays groups of columns out
+    for tile in (256, 128, 64):
+        if tile * slots * itemsize <= min(TILE_BYTES, shared):
+            return tile, tile * slots * itemsize
+    tile = max(32, cols)
+    size = tile * slots * itemsize
+    return (tile, size) if size <= shared // 2 else (256, 0)
+
+
+def _split(columns: int, blocks: int, f: Facts, device: Device) -> tuple[int, int]:
+    """``(splits, span)`` of so many columns, where so many blocks would run without."""
+
+    def wanted(blocks_each: int, span: int) -> int:
+        return min(_up(device.multiprocessors * blocks_each, blocks), columns // span)
+
+    if f.core == "KMin":
+        few = f.fixed.instructions < SHORT
+        splits = wanted(LIST_BLOCKS if few else 3 * LIST_BLOCKS, max(LIST_SPAN, 32 * f.k))
+    else:
+        splits = wanted(FEW_BLOCKS, MIN_SPAN)
+        if f.dim <= FEW_COMPONENTS:
+            splits = max(splits, wanted(MANY_BLOCKS, LONG_SPAN))
+    splits = max(1, splits) if columns > FEW_COLUMNS else 1
+    span = _up(_up(columns, splits), 32) * 32  # whole groups of columns
+    return _up(columns, span), span
+
+
+def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device) -> Schedule:
+    """How to reduce ``n`` columns for each of ``m`` rows of each of ``batch`` batch elements.
+
+    Pure and deterministic. ``itemsize`` is 4 or 8 bytes.
+    """
+    if min(m, n, batch) < 1:
+        raise ValueError(f"m, n and batch must be at least 1; got {m}, {n}, {batch}")
+    s = shape(f, itemsize, min(4, 1 << max(1, m // ROWS_FOR_EACH).bit_length() - 1))
+    heap = f.core == "KMin" and f.k > REGISTER_LIST
+    chunks = _up(f.dim, s.chunk)
+    row_blocks = _up(m, THREADS * s.rows)
+    splits, span = _split(n, row_blocks * chunks * batch, f, device)
+    tile, shared = tile_of(f.n_col, s.cols, itemsize, device.shared)
+    in_memory = shared == 0 and f.n_col > 0
+    results = batch * chunks * m * splits if splits > 1 else 0
+    return Schedule(
+        threads=THREADS,
+        rows=s.rows,
+        cols=s.cols,
+        tile=tile,
+        chunk=s.chunk,
+        chunks=chunks,
+        rows_in_memory=s.rows_in_memory,
+        cols_in_memory=in_memory,
+        unroll=64 if not s.rows_in_memory else min(64, max(8, 64 // (s.rows * s.cols), s.chunk, f.stored)),
+        list="" if f.core != "KMin" else "heap" if heap else "registers",
+        long_index=n > 2**31 - 1,
+        row_blocks=row_blocks,
+        splits=splits,
+        span=span,
+        blocks=row_blocks * splits * chunks * batch,
+        shared=shared,
+        scratch=results * (f.k if f.core == "KMin" else _saved(f.core, s.chunk)),
+        packed_rows=batch * row_blocks * THREADS * s.rows * f.n_row if s.rows_in_memory else 0,
+        packed_cols=batch * _up(n, s.cols) * s.cols * (f.n_col | 1) if in_memory else 0,
+    )
+
+
+def _saved(core: str, chunk: int) -> int:
+    """Numbers that a saved state takes at most: sizeof in cuda/reductions.cuh, where an index counts as three."""
+    return {
+        "Sum": 3 * chunk,
+        "LogSumExp": 10 * chunk,
+        "SumSoftMaxWeight": 2 * (3 + 2 * (chunk + 1)),
+        "Min": chunk,
+        "MinArgMin": 4 * chunk,
+    }[core]

@@ -1,0 +1,165 @@
+"""A reduction as data: what a back end is asked to compute, and how its work splits into rows, columns and pairs."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from .graph import CAT_COL, CAT_ROW, PAIR, J, Node, Param, check, rewrite, var, variables
+from .ops import lowered
+from .reductions import CORES
+from .simplify import row_factor, simplify
+
+#: Ops whose result has more components than their arguments: storing it per column would cost more than computing it.
+_EXPANDING = {"Broadcast", "ExtractT", "OneHot", "Einsum"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan's formulas after hoisting.
+
+    Attributes:
+        row_terms: computed once per row i, over the plan's variables; one after the other in the row's slots.
+        col_terms: computed once per column j, likewise.
+        pair: computed per pair, over slots (``CAT_ROW`` / ``CAT_COL`` variables, number = offset) and constants;
+            the reduced formula, then the weight if the core has one.
+        factor: multiplies the result of row i, over row slots; ``None`` for 1.
+    """
+
+    row_terms: tuple[Node, ...]
+    col_terms: tuple[Node, ...]
+    pair: tuple[Node, ...]
+    factor: Node | None
+
+    @property
+    def n_row(self) -> int:
+        return sum(t.dim for t in self.row_terms)
+
+    @property
+    def n_col(self) -> int:
+        return sum(t.dim for t in self.col_terms)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A core reduction of a formula over the columns j, for every row i.
+
+    Build it with :func:`make_plan`, which returns the same object for the same request.
+
+    Attributes:
+        core: name of the core, a key of ``CORES``.
+        formula: what is reduced.
+        weight: second formula of a weighted core, else ``None``.
+        k: number of columns kept by ``KMin``, else 0.
+        n_vars: number of tensors that ``reduce`` is given; variable number v of the formulas is tensor v.
+    """
+
+    core: str
+    formula: Node
+    weight: Node | None
+    k: int
+    n_vars: int
+
+    @cached_property
+    def variables(self) -> tuple[Node, ...]:
+        """The variables that occur, ordered by number."""
+        return tuple(variables(*self.roots))
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (self.formula,) if self.weight is None else (self.formula, self.weight)
+
+    @property
+    def dim(self) -> int:
+        """Number of components of the result."""
+        return self.formula.dim if self.weight is None else self.weight.dim
+
+    @cached_property
+    def program(self) -> Program:
+        return hoist(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that is the same in every process."""
+        text = repr((self.core, [r.digest for r in self.roots], self.k, self.n_vars))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __reduce__(self) -> tuple:
+        return make_plan, (self.core, self.formula, self.weight, self.k, self.n_vars)
+
+
+_plans: weakref.WeakValueDictionary[tuple, Plan] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=4096)
+def make_plan(core: str, formula: Node, weight: Node | None = None, k: int = 0, n_vars: int | None = None) -> Plan:
+    """The plan of a reduction over j; raises ``ValueError`` where the parts do not fit."""
+    if core not in CORES:
+        raise ValueError(f"core must be one of {', '.join(CORES)}; got {core!r}")
+    if CORES[core].weighted != (weight is not None):
+        raise ValueError(f"{core} {'needs a' if weight is None else 'takes no'} weight formula")
+    if core == "SumSoftMaxWeight" and formula.dim != 1:
+        raise ValueError(f"the softmax formula must be scalar; got dimension {formula.dim}")
+    if not isinstance(k, int) or (k < 1 if core == "KMin" else k != 0):
+        raise ValueError(f"k must be a positive integer for KMin and 0 otherwise; got {k!r} for {core}")
+    one_meaning: dict[Param, Node] = {}
+    for v in variables(formula, *([weight] if weight else [])):
+        if one_meaning.setdefault(v.params[1], v) is not v:
+            raise ValueError(f"variable number {v.params[1]} is used as {one_meaning[v.params[1]]} and as {v}")
+    top = 1 + max(map(int, one_meaning), default=-1)  # type: ignore[arg-type]
+    key = (core, formula, weight, int(k), max(top, n_vars or 0))
+    with _lock:  # the cache above knows requests, of which several may mean one plan
+        plan = _plans.get(key)
+        if plan is None:
+            plan = _plans[key] = Plan(*key)
+    return plan
+
+
+def hoist(plan: Plan) -> Program:
+    """Split the plan's formulas by what each term depends on."""
+    roots = [simplify(lowered(r)) for r in plan.roots]
+    factor = None
+    if plan.core == "Sum":
+        factor, roots[0] = row_factor(roots[0])
+    rows: dict[Node, Node] = {}
+    cols: dict[Node, Node] = {}
+    if factor is not None and factor.value is None:
+        _slot(factor, rows, CAT_ROW)
+    pair = tuple(_pair_part(r, rows, cols) for r in roots)
+    slot_factor = None if factor is None else rewrite(factor, rows)
+    for r in pair:
+        check(r)
+    return Program(tuple(rows), tuple(cols), pair, slot_factor)
+
+
+def _slot(node: Node, table: dict[Node, Node], cat: int) -> Node:
+    """The slot that holds ``node``, allotted on first use."""
+    if node not in table:
+        last = next(reversed(table.values()), None)
+        offset = 0 if last is None else last.params[1] + last.dim  # type: ignore[operator]
+        table[node] = var(cat, offset, node.dim)  # type: ignore[arg-type]
+    return table[node]
+
+
+def _pair_part(root: Node, rows: dict[Node, Node], cols: dict[Node, Node]) -> Node:
+    """``root`` over slots: every largest part that needs only the row or only the column becomes a slot."""
+    replace: dict[Node, Node] = {}
+    stack, seen = [root], {root}
+    while stack:
+        node = stack.pop()
+        if node.kind == PAIR or _expands(node):
+            new = [a for a in node.args if a not in seen]
+            seen.update(new)
+            stack.extend(new)
+        elif node.op != "Const":  # what is made of constants only is computed once per row, too
+            table, cat = (cols, CAT_COL) if node.kind == J else (rows, CAT_ROW)
+            replace[node] = _slot(node, table, cat)
+    return rewrite(root, replace)
+
+
+def _expands(node: Node) -> bool:
+    return node.op in _EXPANDING and node.dim > sum(a.dim for a in node.args)

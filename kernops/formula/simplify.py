@@ -1,0 +1,133 @@
+"""Rewrites of a lowered formula that change what is computed per pair, not the result beyond rounding."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from .graph import PAIR, I, Node, P, const, make, topological
+from .ops import OPS, apply, div, mul, neg, total
+
+
+def simplify(root: Node) -> Node:
+    """Scalars pulled out of sums over components, and exponentials brought to base 2 where that absorbs a factor."""
+    new: dict[Node, Node] = {}
+    for node in topological(root):
+        args = tuple(new[a] for a in node.args)
+        args = _without_broadcasts(node, args)
+        rule = _RULES.get(node.op)
+        out = rule(*args) if rule else None
+        new[node] = out or (node if args == node.args else make(node.op, args, node.params))
+    return new[root]
+
+
+def _without_broadcasts(node: Node, args: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Elementwise ops broadcast by themselves, as long as one argument has the full dimension."""
+    if node.op not in OPS or not OPS[node.op].scalar:
+        return args
+    bare = tuple(a.args[0] if a.op == "Broadcast" else a for a in args)
+    return bare if any(a.dim == node.dim for a in bare) else args
+
+
+def _sum_of_product(a: Node) -> Node | None:
+    """sum(s · v) = s · sum(v) for a scalar s; likewise sum(v / s) and sum(-v)."""
+    steps: list[Callable[[Node], Node]] = []
+    while a.dim > 1:
+        if a.op == "Neg":
+            steps.append(neg)
+            a = a.args[0]
+        elif a.op == "Div" and a.args[1].dim == 1:
+            steps.append(partial(_divided_by, a.args[1]))
+            a = a.args[0]
+        elif a.op == "Mul" and 1 in (a.args[0].dim, a.args[1].dim):
+            s, a = sorted(a.args, key=lambda n: n.dim)
+            steps.append(partial(mul, s))
+        else:
+            break
+    if not steps:
+        return None
+    out = total(a)
+    for step in reversed(steps):
+        out = step(out)
+    return out
+
+
+def _divided_by(s: Node, a: Node) -> Node:
+    return div(a, s)
+
+
+def _exp_to_exp2(a: Node) -> Node | None:
+    """exp(c · s) = exp2((c · log2 e) · s), where c is known before the pair is."""
+    if a.kind != PAIR:
+        return None
+    scaled = _scaled(a, math.log2(math.e))
+    return None if scaled is None else apply("Exp2", scaled)
+
+
+def _scaled(a: Node, factor: float, depth: int = 8) -> Node | None:
+    """``factor * a`` where the product can be absorbed by a term that is not computed per pair.
+
+    Not looked for below ``depth`` products: a graph can have exponentially many paths.
+    """
+    if depth == 0:
+        return None
+    if a.op == "Neg":
+        inner = _scaled(a.args[0], -factor, depth - 1)
+        return inner if inner is not None else mul(-factor, a.args[0])
+    if a.op == "Mul":
+        for c, s in (a.args, a.args[::-1]):
+            if c.kind != PAIR and c.dim == 1:
+                return mul(mul(factor, c), s)
+        for s, t in (a.args, a.args[::-1]):
+            inner = _scaled(s, factor, depth - 1)
+            if inner is not None:
+                return mul(inner, t)
+    if a.op == "Div" and a.args[1].kind != PAIR and a.args[1].dim == 1:
+        return mul(div(factor, a.args[1]), a.args[0])
+    return None
+
+
+_RULES = {"Sum": _sum_of_product, "Exp": _exp_to_exp2}
+
+
+def row_factor(root: Node) -> tuple[Node | None, Node]:
+    """``(factor, rest)`` with root = factor · rest and a factor that does not depend on the column; for sums."""
+    rows: list[Node] = []
+    rest: list[Node] = []
+    _split_product(root, rows, rest)
+    if not rows:
+        return None, root
+    cols = [n for n in rest if n.kind != PAIR]
+    pairs = [n for n in rest if n.kind == PAIR] + ([_product(cols)] if cols else [])
+    return _product(rows), _product(pairs) if pairs else const(1.0)
+
+
+def _product(factors: list[Node]) -> Node:
+    """The product, scalars first so that they are multiplied once and not per component."""
+    first, *others = sorted(factors, key=lambda n: n.dim)
+    for n in others:
+        first = mul(first, n)
+    return first
+
+
+def _split_product(root: Node, rows: list[Node], rest: list[Node]) -> None:
+    uses = Counter(a for n in topological(root) for a in n.args)
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.kind in (P, I):
+            rows.append(node)
+        elif uses[node] > 1:  # computed anyway; and x = x · x, repeated, has 2ⁿ factors
+            rest.append(node)
+        elif node.op == "Mul":
+            stack.extend(reversed(node.args))
+        elif node.op == "Neg":
+            rows.append(const(-1.0))
+            stack.append(node.args[0])
+        elif node.op == "Div" and node.args[1].kind in (P, I):
+            rows.append(div(1.0, node.args[1]))
+            stack.append(node.args[0])
+        else:
+            rest.append(node)

@@ -1,0 +1,98 @@
+"""What an array, a number or a list of numbers is as a variable: by its shape, and by what the caller says."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node
+from .arrays import ARRAYS, Space, to_tensor
+from .frame import EMPTY, Frame, Numbers, symbol
+from .nodes import SCALAR, constant, variable
+
+Tensor = torch.Tensor
+
+_I, _J, _P, _SCALAR = (CAT_I,), (CAT_J,), (CAT_P,), (CAT_SCALAR,)
+
+
+def from_array(x: Any, axis: int | None) -> tuple[Node, Frame]:
+    """The variable that an array is, by its shape and ``axis``."""
+    tensor, space = to_tensor(x, "x")
+    shape = tensor.shape
+    rank = len(shape)
+    if rank and shape[-1] == 0:
+        raise ValueError(f"x: vectors need at least one component; got shape {tuple(shape)}")
+    if rank >= 3:
+        if axis is not None:
+            raise ValueError(f"axis is for 2D arrays; an array of shape {tuple(shape)} says by its shape what it is")
+        return _from_shape(tensor, space)
+    if rank == 2 and axis in (0, 1):
+        rows = shape[0]
+        if axis == 0:
+            return variable(CAT_I, shape[1]), Frame((tensor,), _I, rows, None, (), space)
+        return variable(CAT_J, shape[1]), Frame((tensor,), _J, None, rows, (), space)
+    if rank == 2 and axis == 2:
+        if shape[0] != 1:
+            raise ValueError(
+                f"x: a parameter has one vector for all rows, of shape (D,) or (..., 1, 1, D); got {tuple(shape)}. "
+                "Data with a row for each i or j are variables, axis 0 or 1"
+            )
+    elif rank == 2:
+        raise ValueError(f"axis must be 0 (i) or 1 (j) for an array of shape {tuple(shape)}; got {axis!r}")
+    elif axis not in (None, 2):
+        raise ValueError(f"axis must be None or 2 (parameter) for an array of shape {tuple(shape)}; got {axis!r}")
+    return variable(CAT_P, shape[-1] if rank else 1), Frame((tensor.reshape(-1),), _P, None, None, (), space)
+
+
+def _from_shape(tensor: Tensor, space: Space) -> tuple[Node, Frame]:
+    """(..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D)."""
+    shape = tensor.shape
+    rows, columns, dim = shape[-3], shape[-2], shape[-1]
+    batch = tuple(shape[:-3]) if len(shape) > 3 else ()  # slices of a torch.Size are slow
+    if columns != 1 and rows != 1:
+        raise ValueError(
+            f"x: a 3D or larger array has shape (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D); got {tuple(shape)}"
+        )
+    if rows != 1:
+        return variable(CAT_I, dim), Frame((tensor.squeeze(-2),), _I, rows, None, batch, space)
+    if columns != 1:
+        return variable(CAT_J, dim), Frame((tensor.squeeze(-3),), _J, None, columns, batch, space)
+    return variable(CAT_P, dim), Frame((tensor.squeeze(-2).squeeze(-2),), _P, None, None, batch, space)
+
+
+def from_python(x: Any, axis: int | None) -> tuple[Node, Frame]:
+    """A number, a list of numbers, or (ind, dim, cat)."""
+    if isinstance(x, tuple):
+        if len(x) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) for n in x) or axis is not None:
+            raise ValueError(
+                f"x as a tuple is (ind, dim, cat), three whole numbers, without axis; got {x!r}, axis {axis!r}"
+            )
+        ind, dim, cat = x
+        if cat not in (CAT_I, CAT_J, CAT_P) or ind < 0:
+            raise ValueError(f"x = (ind, dim, cat) needs ind >= 0 and cat 0 (i), 1 (j) or 2 (parameter); got {x!r}")
+        return variable(cat, dim), Frame((symbol(ind, dim),), (cat,), loose=True)
+    if axis not in (None, 2):
+        raise ValueError(f"axis must be None or 2 (parameter) for numbers; got {axis!r}")
+    if isinstance(x, list):
+        if not x:
+            raise ValueError("x: a parameter needs at least one number; got an empty list")
+        values = Numbers(_number(v, "x") for v in x)
+        return variable(CAT_P, len(values)), Frame((values,), _P, loose=True)
+    return from_number(_number(x, "x"))
+
+
+def _number(x: Any, name: str) -> float:
+    """A real number of Python or NumPy as it is; anything else is an error."""
+    if isinstance(x, (bool, np.bool_)) or not isinstance(x, (numbers.Real, np.integer, np.floating)):
+        raise TypeError(
+            f"{name} must be a LazyTensor, {ARRAYS}, a real number or a list of numbers; got {type(x).__name__}"
+        )
+    return x if isinstance(x, (int, float)) else float(x)
+
+
+def from_number(x: float) -> tuple[Node, Frame]:
+    node = constant(x)
+    return (SCALAR, Frame((float(x),), _SCALAR)) if node is None else (node, EMPTY)

@@ -1,0 +1,289 @@
+"""The data behind a formula: which tensor is variable number k, and what is common to all of them.
+
+Frames are immutable and shared: every expression of the same data, however long, holds the same frame, so that a unary
+operation costs nothing here. Two frames merge by identity of the tensors in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from ..autograd.tracing import cached
+from ..formula.graph import CAT_I, CAT_J, CAT_P
+from .arrays import Space, kind_of, to_tensor
+
+Tensor = torch.Tensor
+
+#: Words for categories in messages.
+WORDS = {CAT_I: "i-variable", CAT_J: "j-variable", CAT_P: "parameter"}
+
+
+class Symbol:
+    """Stands for the argument number ``ind`` of a later call."""
+
+    __slots__ = ("ind", "dim")
+
+    def __init__(self, ind: int, dim: int) -> None:
+        self.ind, self.dim = ind, dim
+
+    def __reduce__(self) -> tuple:
+        return symbol, (self.ind, self.dim)
+
+
+@cached(1024)
+def symbol(ind: int, dim: int) -> Symbol:
+    """The same object for the same request, so that frames merge it."""
+    return Symbol(ind, dim)
+
+
+class Numbers(tuple):
+    """A parameter written as a list of numbers; it becomes a tensor when dtype and device are known."""
+
+    __slots__ = ()
+
+
+Value = Tensor | float | Symbol | Numbers | None
+
+
+class Frame:
+    """The data of an expression.
+
+    Attributes:
+        tensors: value of variable number k at position k: i-variables (*B, m, D), j-variables (*B, n, D), parameters
+            (*B, D); a float for a scalar; a ``Symbol`` or ``Numbers`` for what becomes a tensor later; ``None`` for a
+            number that no formula uses.
+        cats: their categories.
+        m, n: numbers of rows and columns; ``None`` where no variable has any.
+        batch: broadcast batch shape.
+        space: kind, dtype and device of the tensors; ``None`` if there is none yet.
+        backend: back end asked for, or ``None``.
+        loose: whether some value is a ``Symbol`` or ``Numbers``.
+    """
+
+    __slots__ = ("tensors", "cats", "m", "n", "batch", "space", "backend", "loose")
+
+    def __init__(
+        self,
+        tensors: tuple[Any, ...] = (),
+        cats: tuple[int, ...] = (),
+        m: int | None = None,
+        n: int | None = None,
+        batch: tuple[int, ...] = (),
+        space: Space | None = None,
+        backend: str | None = None,
+        loose: bool = False,
+    ) -> None:
+        self.tensors = tensors
+        self.cats = cats
+        self.m = m
+        self.n = n
+        self.batch = batch
+        self.space = space
+        self.backend = backend
+        self.loose = loose
+
+    def replace(self, **changes: Any) -> Frame:
+        return Frame(**{name: changes.get(name, getattr(self, name)) for name in Frame.__slots__})
+
+    def __reduce__(self) -> tuple:
+        return _restored, tuple(getattr(self, name) for name in Frame.__slots__)
+
+    def settled(self) -> Frame:
+        """The frame with tensors for all values: what a reduction is given."""
+        return Binder(self)(()) if self.loose else self
+
+    def swapped(self) -> Frame:
+        """Rows and columns exchanged."""
+        cats = tuple(_SWAP.get(c, c) for c in self.cats)
+        return self.replace(cats=cats, m=self.n, n=self.m)
+
+
+def _restored(*values: Any) -> Frame:
+    return Frame(*values) if values[0] else EMPTY
+
+
+_SWAP = {CAT_I: CAT_J, CAT_J: CAT_I}
+EMPTY = Frame()
+
+
+def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
+    """The frame of an expression of both, and the new numbers of the variables of ``b`` (None: unchanged).
+
+    The variables of ``a`` keep their numbers. ``op`` is named in the message if the two do not fit.
+    """
+    if not b.tensors and b is EMPTY:
+        return a, None
+    if not a.tensors and a is EMPTY:
+        return b, None
+    space, other = a.space, b.space
+    if space is not other and other is not None:
+        if space is not None and not space.same(other):
+            _clash(op, space, other)
+        space = other
+    m, n, batch, backend = a.m, a.n, a.batch, a.backend
+    if m is None:
+        m = b.m
+    elif b.m is not None and b.m != m:
+        raise ValueError(f"{op}: i-variables must have equally many rows; got M = {m} and M = {b.m}")
+    if n is None:
+        n = b.n
+    elif b.n is not None and b.n != n:
+        raise ValueError(f"{op}: j-variables must have equally many rows; got N = {n} and N = {b.n}")
+    if batch != b.batch:
+        batch = broadcast(batch, b.batch, op)
+    if backend != b.backend and b.backend is not None:
+        if backend is not None:
+            raise ValueError(f"{op}: the operands ask for two back ends, {backend!r} and {b.backend!r}")
+        backend = b.backend
+    own, cats = a.tensors, a.cats
+    tensors, categories, numbers = list(own), list(cats), []
+    for t, c in zip(b.tensors, b.cats):
+        for k, mine in enumerate(own):
+            if mine is t and cats[k] == c:
+                break
+        else:
+            k = len(tensors)
+            tensors.append(t)
+            categories.append(c)
+        numbers.append(k)
+    return Frame(tuple(tensors), tuple(categories), m, n, batch, space, backend, a.loose or b.loose), tuple(numbers)
+
+
+def _clash(op: str, a: Space, b: Space) -> NoReturn:
+    if a.kind != b.kind:
+        raise TypeError(f"{op}: all data must be of one kind (torch, numpy or cupy); got {a.kind} and {b.kind}")
+    if a.dtype != b.dtype:
+        raise ValueError(f"{op}: all data must have one dtype; got {a.dtype_name} and {b.dtype_name}")
+    raise ValueError(f"{op}: all data must be on one device; got {a.device} and {b.device}")
+
+
+@cached(1024)
+def broadcast(a: tuple[int, ...], b: tuple[int, ...], op: str) -> tuple[int, ...]:
+    """The common batch shape of two."""
+    if len(a) < len(b):
+        a, b = b, a
+    shift = len(a) - len(b)
+    out = list(a)
+    for k, size in enumerate(b):
+        mine = a[k + shift]
+        if mine != size and 1 not in (mine, size):
+            raise ValueError(f"{op}: batch dimensions must be equal or 1; got shapes {a} and {b}")
+        out[k + shift] = size if mine == 1 else mine
+    return tuple(out)
+
+
+class Binder:
+    """Puts the arguments of a call in the place of a frame's symbols."""
+
+    __slots__ = ("frame", "slots", "count", "plain")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        #: (variable's number, argument's number, category, dimension, name in messages)
+        self.slots = [
+            (k, t.ind, c, t.dim, f"argument {t.ind}")
+            for k, (t, c) in enumerate(zip(frame.tensors, frame.cats))
+            if isinstance(t, Symbol)
+        ]
+        self.count = 1 + max((s[1] for s in self.slots), default=-1)
+        own = [t for t in frame.tensors if not isinstance(t, (Symbol, float))]
+        self.plain = not own and not frame.batch
+
+    def __call__(self, args: tuple[Any, ...]) -> Frame:
+        return (self._quickly(args) if self.plain and len(args) == self.count else None) or self._carefully(args)
+
+    def _quickly(self, args: tuple[Any, ...]) -> Frame | None:
+        """The frame if all arguments are unbatched arrays that fit, else None: ``_carefully`` says what is wrong."""
+        frame = self.frame
+        tensors = list(frame.tensors)
+        m = n = space = None
+        for k, ind, cat, dim, name in self.slots:
+            x = args[ind]
+            if kind_of(x) is None:
+                return None
+            x, own = to_tensor(x, name)
+            if own is not space:
+                if space is not None:
+                    return None
+                space = own
+            shape = x.shape
+            if cat == CAT_P:
+                if len(shape) != 1 or shape[0] != dim:
+                    return None
+            elif len(shape) != 2 or shape[1] != dim:
+                return None
+            elif cat == CAT_I:
+                if m is not None and m != shape[0]:
+                    return None
+                m = shape[0]
+            else:
+                if n is not None and n != shape[0]:
+                    return None
+                n = shape[0]
+            tensors[k] = x
+        return None if space is None else Frame(tuple(tensors), frame.cats, m, n, (), space, frame.backend)
+
+    def _carefully(self, args: tuple[Any, ...]) -> Frame:
+        frame = self.frame
+        if len(args) != self.count:
+            raise ValueError(
+                f"the call takes {self.count} argument(s), one for each symbolic variable; got {len(args)}"
+            )
+        known = Frame(m=frame.m, n=frame.n, batch=frame.batch, space=frame.space)
+        bound: dict[int, Tensor] = {}
+        for k, ind, cat, dim, name in self.slots:
+            if not isinstance(args[ind], (int, float, list, tuple)):
+                bound[k], part = variable(args[ind], cat, dim, name)
+                known, _ = merge(known, part, name)
+        space = known.space
+        if space is None:
+            raise ValueError("a reduction needs at least one array; got only numbers")
+        for k, t in enumerate(frame.tensors):
+            if isinstance(t, Numbers):
+                bound[k] = torch.tensor(t, dtype=space.dtype, device=space.device)
+        for k, ind, cat, dim, name in self.slots:
+            if k not in bound:
+                bound[k] = _written_out(args[ind], cat, dim, name, space)
+        tensors = tuple(bound.get(k, t) for k, t in enumerate(frame.tensors))
+        batch = self._batch(tensors, known.batch)
+        return Frame(tensors, frame.cats, known.m, known.n, batch, space, frame.backend)
+
+    def _batch(self, tensors: tuple[Value, ...], batch: tuple[int, ...]) -> tuple[int, ...]:
+        """The batch shape, after checking that no parameter has an axis which only looks like one: rows."""
+        pairs = list(zip(tensors, self.frame.cats))
+        rank = max([0] + [t.ndim - 2 for t, c in pairs if c in _SWAP and isinstance(t, Tensor)])
+        for k, _, cat, dim, name in self.slots:
+            t = tensors[k]
+            if cat == CAT_P and isinstance(t, Tensor) and t.ndim - 1 > rank:
+                raise ValueError(
+                    f"{name}: a parameter is one vector for all rows, ({dim},); got {tuple(t.shape)}. "
+                    f"Data with a row for each i or j are variables, Vi({dim}) or Vj({dim})"
+                )
+        return batch
+
+
+def variable(x: Any, cat: int, dim: int, name: str) -> tuple[Tensor, Frame]:
+    """An array given for a variable of known category and dimension, and its frame."""
+    tensor, space = to_tensor(x, name)
+    own = 1 if cat == CAT_P else 2
+    if cat == CAT_P and (tensor.ndim == 0 or (tensor.ndim == 2 and tensor.shape[0] == 1)):
+        tensor = tensor.reshape(-1)
+    shape = tuple(tensor.shape)
+    if len(shape) < own or shape[-1] != dim:
+        want = f"(..., {dim})" if own == 1 else f"(..., {'M' if cat == CAT_I else 'N'}, {dim})"
+        raise ValueError(f"{name}: the {WORDS[cat]} must have shape {want}; got {shape}")
+    m = shape[-2] if cat == CAT_I else None
+    n = shape[-2] if cat == CAT_J else None
+    return tensor, Frame(m=m, n=n, batch=shape[: len(shape) - own], space=space)
+
+
+def _written_out(x: Any, cat: int, dim: int, name: str, space: Space) -> Tensor:
+    """A number or a list of numbers given for a parameter."""
+    values = [float(v) for v in x] if isinstance(x, (list, tuple)) else [float(x)]
+    if cat != CAT_P or len(values) != dim:
+        raise ValueError(
+            f"{name}: {dim} number(s) for a parameter, or an array for a variable, are accepted; got {x!r}"
+        )
+    return torch.tensor(values, dtype=space.dtype, device=space.device)

@@ -1,0 +1,214 @@
+"""Linear systems of kernels: ``LazyTensor.solve`` and ``KernelSolve``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..formula.graph import CAT_I, CAT_J, CAT_P, Node
+from ..solvers import conjugate_gradients
+from . import options
+from .arrays import give_back, kind_of
+from .engine import reduce, request
+from .frame import Binder, Frame, Symbol, merge
+from .genred import over_i as _over_i
+from .genred import read
+from .nodes import build, variable
+
+Tensor = torch.Tensor
+_SOLVER_OPTIONS = ("alpha", "eps", "max_iter")
+
+
+class Solver:
+    """The system ``alpha a + sum of f = b`` for a formula f that is linear in a, with a symmetric positive matrix.
+
+    The value that the frame has for the unknown's number is the right-hand side.
+    """
+
+    __slots__ = ("formula", "frame", "unknown", "over_i", "settings", "request", "bind")
+
+    def __init__(self, formula: Node, frame: Frame, unknown: int, over_i: bool, settings: dict[str, Any]) -> None:
+        options.check(settings, _SOLVER_OPTIONS)
+        self.formula, self.frame, self.unknown, self.over_i, self.settings = formula, frame, unknown, over_i, settings
+        self.request = request("Sum", formula, None, 0, len(frame.tensors), over_i)
+        self.bind = Binder(frame)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        options.check(kwargs, _SOLVER_OPTIONS)
+        settings = {**self.settings, **kwargs}
+        frame = self.bind(args) if self.frame.loose or args else self.frame
+        assert frame.space is not None  # the right-hand side is an array
+        options.check_device(settings.get("device_id", -1), frame.space.device)
+        backend = options.backend_for(settings.get("backend") or frame.backend, frame.space.device)
+        system = _System(self.request, frame, self.unknown, backend, settings)
+        x = _Solve.apply(system, system.right_hand_side(), *frame.tensors)
+        return give_back(x, frame.space.kind)
+
+    def __reduce__(self) -> tuple:
+        return Solver, (self.formula, self.frame, self.unknown, self.over_i, self.settings)
+
+    def __repr__(self) -> str:
+        return f"solve for variable {self.unknown}: sum over {'i' if self.over_i else 'j'} of {self.formula}"
+
+
+class _System:
+    """A linear system with its data."""
+
+    def __init__(self, req: Any, frame: Frame, unknown: int, backend: str, settings: dict[str, Any]) -> None:
+        self.plan, self.frame, self.unknown, self.backend = req.plan, frame, unknown, backend
+        self.alpha = _not_negative("alpha", settings.get("alpha", 1e-10))
+        self.eps = _not_negative("eps", settings.get("eps", 1e-6))
+        self.max_iter = settings.get("max_iter")
+        self.m, self.n = req.rows(frame)
+        if self.m != self.n:
+            raise ValueError(f"solve: the matrix must be square; got {self.m} rows and {self.n} columns")
+
+    def right_hand_side(self) -> Tensor:
+        b = self.frame.tensors[self.unknown]
+        if not isinstance(b, Tensor):
+            raise TypeError(f"solve: the right-hand side must be an array; got {type(b).__name__}")
+        if b.shape[-1] != self.plan.dim:
+            raise ValueError(
+                f"solve: the right-hand side must have {self.plan.dim} column(s), as the formula has; got {b.shape[-1]}"
+            )
+        return b.expand(*self.frame.batch, *b.shape[-2:])
+
+    def product(self, values: Sequence[Any], v: Tensor) -> Tensor:
+        """The matrix applied to ``v``."""
+        data = [*values[: self.unknown], v, *values[self.unknown + 1 :]]
+        out = reduce(self.plan, data, self.m, self.n, self.backend, self.frame.batch)[0]
+        return out + self.alpha * v if self.alpha else out
+
+
+def _not_negative(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError(f"{name} must be a number >= 0; got {value!r}")
+    return float(value)
+
+
+class _Solve(torch.autograd.Function):
+    """x with A x = b. The derivative is another solve: db = A⁻¹ dx, and dA = -db xᵀ pulled back through the product."""
+
+    @staticmethod
+    def forward(ctx: Any, system: _System, b: Tensor, *values: Any) -> Tensor:
+        x = conjugate_gradients(lambda v: system.product(values, v), b, tol=system.eps, max_iter=system.max_iter).x
+        ctx.system = system
+        ctx.numbers = [None if isinstance(v, Tensor) else v for v in values]
+        ctx.places = [k for k, v in enumerate(values) if isinstance(v, Tensor)]
+        ctx.save_for_backward(x, *(values[k] for k in ctx.places))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple:
+        x, *tensors = ctx.saved_tensors
+        system: _System = ctx.system
+        values = list(ctx.numbers)
+        for k, t in zip(ctx.places, tensors):
+            values[k] = t
+        u = _Solve.apply(system, grads[0], *values)
+        wanted = [k for k in ctx.places if ctx.needs_input_grad[2 + k] and k != system.unknown]
+        out: list[Any] = [None] * len(values)
+        if wanted:
+            again = torch.is_grad_enabled()  # the caller wants a derivative of this derivative
+            with torch.enable_grad():
+                # Views, so that x, which depends on the same tensors, is not differentiated through a second time.
+                parts = [values[k].view_as(values[k]) if again else values[k].detach().requires_grad_() for k in wanted]
+                for k, t in zip(wanted, parts):
+                    values[k] = t
+                product = system.product(values, x if again else x.detach())
+                gs = torch.autograd.grad(product, parts, -u, create_graph=again, allow_unused=True)
+            for k, g in zip(wanted, gs):
+                out[k] = g
+        return (None, u, *out)
+
+
+def solve(k: Any, other: Any, unknown: Any, call: bool, **settings: Any) -> Any:
+    """``LazyTensor.solve``."""
+    from .tensor import LazyTensor
+
+    if not isinstance(other, LazyTensor):
+        if kind_of(other) is None:
+            raise TypeError(f"solve: the right-hand side must be an array or a variable; got {type(other).__name__}")
+        vector = other.ndim == 1
+        found = solve(k, LazyTensor(other[:, None] if vector else other, 0), unknown, call, **settings)
+        return found[..., 0] if vector and call and not isinstance(found, Solver) else found
+    cat = other.axis
+    if cat not in (CAT_I, CAT_J):
+        raise ValueError("solve: the right-hand side must be a variable of rows or of columns, Vi(b) or Vj(b)")
+    # The unknown is summed over: it lies along the other axis than the result.
+    own, rows = 1 - cat, other.frame.m if cat == CAT_I else other.frame.n
+    ends: dict[str, Any] = {"m": None, "n": rows} if own == CAT_J else {"m": rows, "n": None}
+    if unknown is None:
+        data = other.frame.replace(cats=(own,), **ends)
+        frame, numbers = merge(k.frame, data, "solve")
+        # A right-hand side that is also data of the matrix must not be exchanged there with the unknown.
+        if numbers is None or numbers[0] < len(k.frame.tensors):
+            data = data.replace(tensors=(_copy(data.tensors[0]),))
+            frame, numbers = merge(k.frame, data, "solve")
+        place = numbers[0] if numbers is not None else 0
+        formula = build("Mul", (), k.formula, variable(own, other.ndim, place))
+    else:
+        if not isinstance(unknown, LazyTensor) or not unknown.symbolic_variables or not unknown.formula.is_var:
+            raise ValueError("solve: var must be a symbolic variable that the formula contains, such as Vj(0, dim)")
+        symbol = unknown.frame.tensors[0]
+        pairs = list(zip(k.frame.tensors, k.frame.cats))
+        place = next((p for p, pair in enumerate(pairs) if pair == (symbol, own)), -1)
+        if place < 0:
+            raise ValueError(
+                "solve: var must be a symbolic variable of the formula, along the axis that is summed over"
+            )
+        tensors = list(k.frame.tensors)
+        tensors[place] = other.frame.tensors[0]
+        _, frame = k.formula, k.frame.replace(tensors=tuple(tensors), loose=any(isinstance(t, Symbol) for t in tensors))
+        frame, _ = merge(frame, Frame(batch=other.frame.batch, space=other.frame.space, **ends), "solve")
+        formula = k.formula
+    solver = Solver(formula, frame, place, own == CAT_I, settings)
+    return solver() if call and not solver.bind.count else solver
+
+
+def _copy(t: Any) -> Any:
+    return t.view_as(t) if isinstance(t, Tensor) else t
+
+
+class KernelSolve:
+    """Solves ``alpha a + sum of formula(a) = b`` for a by conjugate gradients.
+
+    Args:
+        formula: linear in the variable ``varinvalias``, with a symmetric positive definite matrix.
+        aliases: what the names are, as for :class:`Genred`.
+        varinvalias: name of the unknown; at the call, the right-hand side b is given in its place.
+        axis: 0 if the formula is summed over i, 1 if it is summed over j.
+        options: pykeops' keyword arguments about accumulation, as for :class:`Genred`.
+
+    The call takes the arrays and ``alpha`` (ridge regularization, default 1e-10), ``eps`` (relative residual at which a
+    column of b is solved, default 1e-6), ``max_iter`` and ``backend``. Columns that do not converge are reported by a
+    ``kernops.solvers.ConvergenceWarning``.
+    """
+
+    def __init__(
+        self, formula: str, aliases: Sequence[str], varinvalias: str, axis: int = 0, **settings: Any
+    ) -> None:  # fmt: skip
+        options.check(settings)
+        over_i = _over_i(axis)
+        names, (f, v), frame = read(formula, aliases, varinvalias)
+        assert f is not None and v is not None
+        if not v.is_var or v.params[0] == CAT_P or v.params[0] != (CAT_I if over_i else CAT_J):
+            raise ValueError(
+                f"varinvalias must name a variable along the axis that is summed over, {'Vi' if over_i else 'Vj'}; "
+                f"got {varinvalias!r}, {v}"
+            )
+        self._solver = Solver(f, frame, v.params[1], over_i, {})  # type: ignore[arg-type]
+        self._text = (formula, tuple(aliases), varinvalias, axis)
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """The solution for these arrays, as an array of their kind."""
+        return self._solver(*args, **settings)
+
+    def __repr__(self) -> str:
+        formula, aliases, unknown, axis = self._text
+        return f"KernelSolve({formula!r}, {list(aliases)!r}, {unknown!r}, axis={axis})"
+
+    def __reduce__(self) -> tuple:
+        return KernelSolve, self._text
