@@ -95,7 +95,8 @@ def reduce_checked(call: Call, tensors: Sequence[Input]) -> Outs:
 
 
 def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
-    return _Reduce.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+    function = _Transformed if _transformed() else _Reduce
+    return function.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def records(tensors: Sequence[Input]) -> bool:
@@ -105,33 +106,33 @@ def records(tensors: Sequence[Input]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 
-class _Reduce(torch.autograd.Function):
-    """One reduction of tensors that were checked."""
+def _forward(call: Call, tensors: Sequence[Input]) -> Outs:
+    """The numbers; nothing is recorded or transformed at this point."""
+    if _modes() or any(t.__class__ not in _PLAIN for t in tensors):
+        from .operator import call_operator
 
-    @staticmethod
-    def forward(call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
-        if _modes() or any(t.__class__ not in _PLAIN for t in tensors):
-            from .operator import call_operator
+        return call_operator(call.plan, tensors, call.m, call.n, call.backend)
+    if any(isinstance(t, Tensor) and _is_batched(t) for t in tensors):
+        return _forward_batched(call, tensors)
+    return backends.reduce(call.plan, tensors, call.m, call.n, call.backend, call.batch)
 
-            return call_operator(call.plan, tensors, call.m, call.n, call.backend)
-        if any(isinstance(t, Tensor) and _is_batched(t) for t in tensors):
-            return _reduce_batched(call, tensors)
-        return backends.reduce(call.plan, tensors, call.m, call.n, call.backend, call.batch)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Outs) -> None:
-        call, *tensors = inputs
-        core = CORES[call.plan.core]
-        if core.cotangents is None:
-            ctx.mark_non_differentiable(*output)
-            return
-        ctx.set_materialize_grads(False)
-        ctx.call = call
-        ctx.numbers = {k: t for k, t in enumerate(tensors) if t is not None and not isinstance(t, Tensor)}
-        kept = output if core.name != "Sum" else ()
-        saved = [*(t if isinstance(t, Tensor) else None for t in tensors), *kept]
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+def _keep(ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs) -> None:
+    """Save what derivatives need."""
+    core = CORES[call.plan.core]
+    if core.cotangents is None:
+        ctx.mark_non_differentiable(*outs)
+        return
+    ctx.set_materialize_grads(False)
+    ctx.call = call
+    ctx.numbers = {k: t for k, t in enumerate(tensors) if t is not None and not isinstance(t, Tensor)}
+    saved = [*(t if isinstance(t, Tensor) else None for t in tensors), *(outs if core.name != "Sum" else ())]
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
+
+
+class _Rules(torch.autograd.Function):
+    """The derivatives of a reduction: reductions again."""
 
     @staticmethod
     def backward(ctx: Any, *gs: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -161,6 +162,28 @@ class _Reduce(torch.autograd.Function):
                     results[row[0]] = part
             return tuple(_zeros(ctx.call, k, some) if r is None else r for k, r in enumerate(results))
 
+
+class _Reduce(_Rules):
+    """One reduction of tensors that were checked."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
+        outs = _forward(call, tensors)
+        _keep(ctx, call, tensors, outs)
+        return outs
+
+
+class _Transformed(_Rules):
+    """The same for functorch, in the form that it asks for: torch takes twice as long to call it."""
+
+    @staticmethod
+    def forward(call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
+        return _forward(call, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Outs) -> None:
+        _keep(ctx, inputs[0], inputs[1:], output)
+
     @staticmethod
     def vmap(info: Any, in_dims: tuple, call: Call, *tensors: Input) -> tuple[Outs, int]:  # type: ignore[override]
         new = Call(call.plan, call.m, call.n, call.backend, (info.batch_size, *call.batch))
@@ -168,8 +191,8 @@ class _Reduce(torch.autograd.Function):
         return outs, 0
 
 
-def _reduce_batched(call: Call, tensors: Sequence[Input]) -> Outs:
-    """``_Reduce.forward`` of tensors with the hidden batch axis of ``torch.autograd.grad(..., is_grads_batched=True)``.
+def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
+    """``_forward`` of tensors with the hidden batch axis of ``torch.autograd.grad(..., is_grads_batched=True)``.
 
     Those are not functorch's, and have no rules that a library could register.
     """
@@ -182,7 +205,7 @@ def _reduce_batched(call: Call, tensors: Sequence[Input]) -> Outs:
             t = torch._remove_batch_dim(t, level, 1, 0)  # of length 1 if only another level batches it
             bare[k], dims[k], size = t, 0, max(size, t.shape[0])
     whole = Call(call.plan, call.m, call.n, call.backend, (size, *call.batch))
-    outs = _Reduce.forward(whole, *align(call.plan, bare, dims, len(call.batch)))
+    outs = _forward(whole, align(call.plan, bare, dims, len(call.batch)))
     return tuple(torch._add_batch_dim(o, 0, level) for o in outs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import threading
 import weakref
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def make_plan(core: str, formula: Node, weight: Node | None = None, k: int = 0, 
         raise ValueError(f"{core} {'needs a' if weight is None else 'takes no'} weight formula")
     if core == "SumSoftMaxWeight" and formula.dim != 1:
         raise ValueError(f"the softmax formula must be scalar; got dimension {formula.dim}")
-    if not isinstance(k, int) or (k < 1 if core == "KMin" else k != 0):
+    if not isinstance(k, numbers.Integral) or (k < 1 if core == "KMin" else k != 0):
         raise ValueError(f"k must be a positive integer for KMin and 0 otherwise; got {k!r} for {core}")
     one_meaning: dict[Param, Node] = {}
     for v in variables(formula, *([weight] if weight else [])):

@@ -46,7 +46,7 @@ def test_the_way_to_the_back_end_is_short(monkeypatch):
     assert extra < 2, f"{extra:.1f} of {ours:.1f} µs"
 
 
-LOOPS = 700
+LOOPS = 300
 
 
 @pytest.mark.parametrize("reduction", ["Sum", "SumSoftMaxWeight", "KMin"])

@@ -280,10 +280,10 @@ def test_errors_of_the_disk(empty_cache, monkeypatch, caplog, code, function):
         raise OSError(code, os.strerror(code), "x")
 
     target, name = {"mkdir": (cache.os, "mkdir"), "write": (cache, "_write"), "rename": (cache.os, "rename")}[function]
-    made = _folders_made_before(monkeypatch)
-    monkeypatch.setattr(target, name, fail)
-    _survives(caplog)
-    monkeypatch.undo()
+    with monkeypatch.context() as broken:  # the cache directory of this test outlives it
+        made = _folders_made_before(broken)
+        broken.setattr(target, name, fail)
+        _survives(caplog)
     assert len(made) == 2 and cache.entries() == []
 
 

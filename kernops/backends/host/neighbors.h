@@ -12,7 +12,7 @@
 namespace kn {
 
 constexpr int LONGEST_LIST = 256;  // more neighbours are kept in a heap
-constexpr int64_t THINNING = 32;     // of the blocks of a pass, one in so many belongs to an earlier pass
+constexpr int64_t THINNING = 32;     // one block in so many belongs to an earlier pass; a power of two
 
 /// Whether (a, i) comes before (b, j).
 template <class T, class Int>
@@ -186,12 +186,12 @@ struct Neighbors {
         s.full = full;
     }
 
-    /// Every `stride`-th block of first .. last - 1, but not every `done`-th.
+    /// Every `stride`-th block of first .. last - 1, but not every `done`-th (a power of two, or 0 for none).
     static KN_SLOW void tile(Rows& s, const Piece<T>& piece, const T* rows, int64_t first, int64_t last, int64_t stride,
                              int64_t done, int c) {
         const RowSlots<T, R, U> x{rows};
         for (int64_t block = first; block < last; block += stride) {
-            if (block % done == 0) continue;
+            if (done && !(block & (done - 1))) continue;
             Pack<T, R * U> v;
             F::template pair<1>(x, ColumnSlots<T, R, U>{piece.columns + block * Blocks::STRIDE}, c, &v);
             unsigned pass = 0;
@@ -222,7 +222,7 @@ struct Neighbors {
                 for (int r = 0; r < R; ++r) state[k].best[r].init(), state[k].limit[r] = T(KN_NAN);
             }
             for (int64_t stride = coarsest; stride > 0; stride /= THINNING) {
-                const int64_t done = stride == coarsest ? INT64_MAX : stride * THINNING, step = TILE * stride;
+                const int64_t done = stride == coarsest ? 0 : stride * THINNING, step = TILE * stride;
                 for (int64_t k = 0; k < piece.blocks; ++k)
                     for (int r = 0; r < R; ++r)
                         if (state[k].best[r].full()) set_limit(state[k], r, 0);
