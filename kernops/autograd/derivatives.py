@@ -14,9 +14,10 @@ from ..formula.ops import apply
 from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES, gradient_formulas
 
-#: Device -> up to how many components several gradients are computed in one pass, sharing the expensive part (the
-#: exponential). On a CPU a pass for each is faster: measured twice as fast, as each then has its own simplifications.
-FUSED_WIDTH = {"cuda": 32}
+#: Device -> up to how many components several gradients are computed in one pass, in which they could share the
+#: exponential; where nothing is said, a pass for each. On a CPU one pass was measured to take twice as long (N = 4000,
+#: D = 3), since the code for a concatenation evaluates all of its parts for each component.
+FUSED_WIDTH: dict[str, int] = {}
 
 
 @dataclass(frozen=True)

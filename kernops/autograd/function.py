@@ -89,7 +89,9 @@ def differentiable(
 
 def reduce_checked(call: Call, tensors: Sequence[Input]) -> Outs:
     """``reduce`` of float32 or float64 tensors that were checked already."""
-    if CORES[call.plan.core].cotangents is None and records(tensors):
+    if not records(tensors):
+        return _forward(call, tensors)
+    if CORES[call.plan.core].cotangents is None:
         return reduce_chosen(call, tensors, _apply, reduce_checked)
     return _apply(call, tensors)
 
@@ -210,11 +212,11 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
 
 
 def _saved(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
+    saved = ctx.saved_tensors  # once: checkpointing computes them anew at each access
     count = ctx.call.plan.n_vars
-    tensors = list(ctx.saved_tensors[:count])
+    tensors, outs = list(saved[:count]), saved[count:]
     for k, number in ctx.numbers.items():
         tensors[k] = number
-    outs = ctx.saved_tensors[count:]
     if outs:  # exp(F - lse) is to be 0 and not NaN in a row without any finite F
         outs = (*outs[:-1], torch.where(outs[-1] == -torch.inf, 0.0, outs[-1]))
     return tensors, outs

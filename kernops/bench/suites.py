@@ -4,14 +4,15 @@ from __future__ import annotations
 
 SUITES: dict[str, tuple[str, ...]] = {
     "cpu": (
-        "gaussian --n 1000,10000,30000,100000 --device cpu",
-        "gaussian --n 10000 --backward x --device cpu",
-        "gaussian --n 10000 --dtype float64 --device cpu",
-        "gaussian --n 10000 --d 16 --rhs 16 --device cpu",
-        "logsumexp --n 10000,30000 --device cpu",
-        "argkmin --n 10000,30000 --device cpu",
+        "gaussian --n 10000 --device cpu",
+        "gaussian --n 10000 --backward x --device cpu --no-probes --budget 10",
+        "logsumexp --n 10000 --device cpu --no-probes --budget 10",
+        "argkmin --n 30000 --device cpu --no-probes --budget 10",
         "overhead --device cpu",
-        "overhead --backward x --device cpu",
+        "gaussian --n 10000 --dtype float64 --device cpu --no-probes --budget 10",
+        "gaussian --n 30000 --device cpu --no-probes --budget 10",
+        "gaussian --n 10000 --d 16 --rhs 16 --device cpu --no-probes --budget 10",
+        "gaussian --n 100000 --device cpu --peer torch --no-probes --budget 10",  # PyKeOps takes 20 s a call
     ),
     "cuda": (
         "gaussian --n 10000,100000 --device cuda",

@@ -187,7 +187,7 @@ class Binder:
             for k, (t, c) in enumerate(zip(frame.tensors, frame.cats))
             if isinstance(t, Symbol)
         ]
-        self.count = 1 + max((s[1] for s in self.slots), default=-1)
+        self.count = 1 + max([-1, *[s[1] for s in self.slots]])
         own = [t for t in frame.tensors if not isinstance(t, (Symbol, float))]
         self.plain = not own and not frame.batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..autograd.tracing import traceable
 from ..formula.graph import CAT_I, CAT_J, Node, variables
 from ..formula.parser import parse, parse_alias
 from ..formula.reductions import REDUCTIONS
@@ -21,6 +22,18 @@ def read(formula: str, aliases: Sequence[str], *more: str | None) -> tuple[dict[
         raise TypeError(
             f"aliases must be a list of strings such as ['X = Vi(3)', 'Y = Vj(3)']; got {type(aliases).__name__}"
         )
+    names, nodes, order = _parsed(tuple(aliases), (formula, *more))
+    frame = Frame(
+        tuple([symbol(k, v.dim) for k, v in enumerate(order)]),
+        tuple([v.params[0] for v in order]),
+        loose=True,
+    )
+    return dict(names), list(nodes), frame
+
+
+@traceable
+def _parsed(aliases: tuple[str, ...], formulas: tuple[str | None, ...]) -> tuple[tuple, tuple, tuple]:
+    """``(name, variable)`` of each alias with a name, the formulas, and the variables in the order of their numbers."""
     names: dict[str, Node] = {}
     places: dict[int, Node] = {}
     for position, text in enumerate(aliases):
@@ -30,7 +43,7 @@ def read(formula: str, aliases: Sequence[str], *more: str | None) -> tuple[dict[
         if name is not None:
             names[name] = node
         _put(places, node, f"alias {text!r}")
-    nodes: list[Node | None] = [None if text is None else parse(text, names) for text in (formula, *more)]
+    nodes = tuple(None if text is None else parse(text, names) for text in formulas)
     for f in nodes:
         for v in variables(f) if f is not None else ():
             _put(places, v, "formula")
@@ -38,13 +51,7 @@ def read(formula: str, aliases: Sequence[str], *more: str | None) -> tuple[dict[
     missing = [k for k in range(count) if k not in places]
     if missing:
         raise ValueError(f"aliases: argument number {missing[0]} of {count} is not described by any alias")
-    order: list[Any] = [places[k] for k in range(count)]
-    frame = Frame(
-        tuple(symbol(k, v.dim) for k, v in enumerate(order)),
-        tuple(v.params[0] for v in order),
-        loose=True,
-    )
-    return names, nodes, frame
+    return tuple(names.items()), nodes, tuple(places[k] for k in range(count))
 
 
 def _put(places: dict[int, Node], v: Node, where: str) -> None:

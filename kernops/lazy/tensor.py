@@ -23,7 +23,9 @@ from .reductions import ReductionMethods
 Tensor = torch.Tensor
 
 
-_COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128, *map(np.dtype, ("c8", "c16"))))
+def _complex(x: Any) -> bool:
+    """Whether an array is one of complex numbers."""
+    return x.dtype.is_complex if isinstance(x, Tensor) else x.dtype.kind == "c"
 
 
 class LazyTensor(Operators, VectorMethods, ReductionMethods):
@@ -50,7 +52,7 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
         if axis.__class__ is Frame:  # from within: x is a formula, and these are its data
             self.formula, self.frame = x, axis
         elif isinstance(x, Tensor) or kind_of(x) is not None:
-            if x.dtype in _COMPLEX:
+            if _complex(x):
                 self._become_complex(x, axis)
             else:
                 self.formula, self.frame = from_array(x, axis)
@@ -224,7 +226,7 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
 
     def __matmul__(self, v: Any, **settings: Any) -> Any:
         """The product with a vector (N,) or with vectors (..., N, E), an array of shape (..., M) or (..., M, E)."""
-        if getattr(v, "dtype", None) in _COMPLEX:
+        if kind_of(v) is not None and _complex(v):
             return self.real2complex().__matmul__(v, **settings)
         other, vector = self._columns(v, "K @ v")
         out = operate("Mul", self, other)._reduce("Sum", 1, None, 0, settings)
