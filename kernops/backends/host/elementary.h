@@ -128,10 +128,10 @@ KN_FN f64 exp_near(f64 x) {
     const ExpParts<f64> e = exp_parts(x);
     return times_power(e.r * e.r * e.p + e.r + 1.0, e.n);
 }
-KN_FN f32 exp(f32 x) { return with_limits(exp_near(limited(x, -104.0, 89.0)), x, -87.3365447505f, 88.7228393555f); }
+KN_FN f32 exp(f32 x) { return with_limits(exp_near(limited(x, -104.0, 89.0)), x, -87.3365402f, 88.7228317f); }
 KN_FN f64 exp(f64 x) { return with_limits(exp_near(limited(x, -746.0, 710.0)), x, -708.396418532264, 709.782712893384); }
 /// exp(x) for x <= 0.
-KN_FN f32 exp_below(f32 x) { return with_limits(exp_near(greater(splat<f32>(-104), x)), x, -87.3365447505f, 1.0); }
+KN_FN f32 exp_below(f32 x) { return with_limits(exp_near(greater(splat<f32>(-104), x)), x, -87.3365402f, 1.0); }
 KN_FN f64 exp_below(f64 x) { return with_limits(exp_near(greater(splat<f64>(-746), x)), x, -708.396418532264, 1.0); }
 
 /// exp(x) - 1 = (2^n - 1) + 2^n (r + r^2 p), for x up to high.
