@@ -139,15 +139,14 @@ class _Rules(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gs: Tensor | None) -> tuple[Tensor | None, ...]:
         grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        some = next((g for g in gs if g is not None), None)
-        if some is None:
+        if all(g is None for g in gs):
             return tuple(grads)
         tensors, outs = _saved(ctx)
         wanted = tuple(k for k, need in enumerate(ctx.needs_input_grad[1:]) if need)
         operands = [*tensors, *gs, *outs]
-        for step in gradient_passes(ctx.call.plan, wanted, tuple(g is not None for g in gs), some.device.type):
-            for (k, _, over_rows), part in zip(step.parts, _run(ctx.call, step, operands)):
-                grads[k + 1] = sum_to(part.sum(-2) if over_rows else part, tensors[k].shape)
+        for step in gradient_passes(ctx.call.plan, wanted, tuple(g is not None for g in gs)):
+            out = _run(ctx.call, step, operands)
+            grads[step.number + 1] = sum_to(out.sum(-2) if step.over_rows else out, tensors[step.number].shape)
         return tuple(grads)
 
     @staticmethod
@@ -159,9 +158,8 @@ class _Rules(torch.autograd.Function):
             moving = tuple(k for k, t in enumerate(tangents) if t is not None)
             some = next(t for t in tangents if t is not None)
             results: list[Tensor | None] = [None] * len(CORES[ctx.call.plan.core].outputs)
-            for step in tangent_passes(ctx.call.plan, moving, some.device.type):
-                for row, part in zip(step.parts, _run(ctx.call, step, [*tensors, *tangents, *outs])):
-                    results[row[0]] = part
+            for step in tangent_passes(ctx.call.plan, moving):
+                results[step.number] = _run(ctx.call, step, [*tensors, *tangents, *outs])
             return tuple(_zeros(ctx.call, k, some) if r is None else r for k, r in enumerate(results))
 
 
@@ -228,9 +226,9 @@ def _zeros(call: Call, output: int, like: Tensor) -> Tensor:
     return like.new_zeros((*call.batch, call.m, dim))
 
 
-def _run(call: Call, step: Pass, operands: Sequence[Input]) -> Sequence[Tensor]:
+def _run(call: Call, step: Pass, operands: Sequence[Input]) -> Tensor:
     (out,) = reduce_checked(call.derivative(step), [operands[k] for k in step.inputs])
-    return out.split([dim for _, dim, _ in step.parts], -1) if len(step.parts) > 1 else (out,)
+    return out
 
 
 def sum_to(t: Tensor, shape: Sequence[int]) -> Tensor:
