@@ -16,9 +16,9 @@ from ..formula.reductions import CORES, gradient_formulas
 @dataclass(frozen=True)
 class Pass:
     """The reduction that computes one derivative.
+
     Each has a pass of its own: one for several, of their concatenation, was measured to take twice as long on a CPU
     (N = 4000, D = 3), since the code for a concatenation evaluates all of its parts for each component.
-    4000, D = 3), since the code for a concatenation evaluates all of its parts for each component.
 
     Attributes:
         plan: the sum.
