@@ -17,6 +17,12 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "kernops.estimators": None,
     "kernops.neighbors": ("knn",),
     "kernops.kernels": ("kernel",),
+    "kernops.geometric": (
+        *("CameraRig", "nuscenes_rig", "Frustum", "frustum", "BEVGrid", "SplatPlan", "splat", "splat_features"),
+        *("BucketPlan", "bucketed_sum", "bucketed_cumsum"),
+    ),
+    "kernops.geometric.compat": ("QuickCumsum", "cumsum_trick", "bev_pool", "bev_pool_v2"),
+    "kernops.geometric.deploy": ("export_onnx", "with_functions", "strip_functions"),
     "kernops.formula.parser": ("parse",),
     "kernops.backends": ("reduce",),
 }

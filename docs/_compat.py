@@ -159,7 +159,42 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("radius search", NOT_YET, "neighbors.radius"),
         Row("linear operators, preconditioners, Gaussian processes, GPyTorch", NOT_YET, "operators gpytorch"),
         Row("`aslinearoperator` for SciPy", NOT_YET, "scipy"),
-        Row("bucketed sums and Lift-Splat-Shoot pooling", NOT_YET, "geometric"),
+    ),
+    "Bird's-eye-view pooling (against LSS, BEVFusion, BEVDet, BEVDepth, CUDA-BEVFusion, DerryHub, Autoware, conch)": (
+        Row("depth times feature fused, forward and backward: no frustum tensor", YES, "geometric.splat"),
+        Row("pooling of a frustum tensor that is there", YES, "geometric.splat_features"),
+        Row("batch, several levels of height and non-square grids together", YES, test="geometric/test_splat.py"),
+        Row("image-space and BEV-space augmentation", YES,
+            "geometric.CameraRig.with_augmentation geometric.CameraRig.resized"),
+        Row("sums without cancellation", YES, test="geometric/test_splat.py"),
+        Row("variants cumsum, atomic, histogram and auto, by name", YES, test="geometric/test_plan.py", more=True),
+        Row("float16 and bfloat16 in, float32 accumulation", YES, test="geometric/test_kernels.py"),
+        Row("the same bits each time", YES, test="geometric/test_splat.py",
+            note="`atomic` on a GPU: up to rounding"),
+        Row("a new calibration without rebuilding anything", YES, "geometric.SplatPlan.refresh"),
+        Row("rounding down, and toward zero as the public implementations do", YES, test="geometric/test_cells.py",
+            more=True),
+        Row("checks of ranges and shapes, empty inputs, the caller's stream, no shared scratch", YES,
+            test="geometric/test_splat.py"),
+        Row("softmax of depth logits fused in; a weight for each point", YES, test="geometric/test_splat.py",
+            more=True),
+        Row("second derivatives", YES, test="geometric/test_splat.py", more=True),
+        Row("a report of what falls where, and a picture", YES, "geometric.SplatPlan.report geometric.SplatPlan.plot",
+            more=True),
+        Row("the same operator on a processor, compiled or in torch", YES,
+            "geometric.kernels.cpu geometric.kernels.tiled"),
+        Row("`torch.library` operator, `torch.compile`, `torch.export`", YES, test="geometric/test_operator.py",
+            more=True),
+        Row("ONNX node with a body that onnxruntime runs", YES,
+            "geometric.deploy.export_onnx geometric.deploy.with_functions geometric.deploy.strip_functions", more=True),
+        Row("rewriting of ONNX graphs that others exported", NOT_YET),
+        Row("TensorRT plugin", NOT_YET),
+        Row("scikit-learn transformer", YES, "estimators.SplatPooling", more=True),
+        Row("functions with the signatures of LSS, BEVFusion and BEVDet", YES,
+            "geometric.compat.QuickCumsum geometric.compat.cumsum_trick geometric.compat.bev_pool "
+            "geometric.compat.bev_pool_v2", more=True),
+        Row("sums and running sums by bucket", YES,
+            "geometric.BucketPlan geometric.bucketed_sum geometric.bucketed_cumsum", more=True),
     ),
 }  # fmt: skip
 
@@ -174,7 +209,8 @@ What PyKeOps 2.3 and its neighbours have, and what of it is here. A script writt
 from kernops import LazyTensor  # instead of: from pykeops.torch import LazyTensor
 ```
 
-★ marks what PyKeOps does not have. "Partly" lists what is missing.
+★ marks what PyKeOps does not have and, for bird's-eye-view pooling, what none of the systems named there has. "Partly"
+lists what is missing.
 
 {sections}
 """

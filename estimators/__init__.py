@@ -1,5 +1,7 @@
 """scikit-learn estimators that compare every sample with every other one and never store the table of pairs.
 
+Another one, ``SplatPooling``, pools features of cameras into a bird's-eye-view grid.
+
 Parameters, methods and fitted attributes have scikit-learn's names. float64 data is computed in float64, float32 in
 float32, on the device that ``device`` names. Importing this package imports scikit-learn; importing kernops does not.
 """
@@ -8,5 +10,6 @@ from ._classification import KNeighborsClassifier
 from ._density import KernelDensity
 from ._kernel_ridge import KernelRidge
 from ._neighbors import NearestNeighbors
+from ._splat import SplatPooling
 
-__all__ = ["KNeighborsClassifier", "KernelDensity", "KernelRidge", "NearestNeighbors"]
+__all__ = ["KNeighborsClassifier", "KernelDensity", "KernelRidge", "NearestNeighbors", "SplatPooling"]

@@ -29,7 +29,7 @@ _HOMES = {
     "KernelSolve": "lazy",
 }
 #: Modules that `import kernops` alone makes reachable.
-_MODULES = ("backends", "estimators", "formula", "kernels", "lazy", "neighbors", "solvers")
+_MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")
 
 __all__ = ["__version__", *_HOMES]
 

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -125,19 +125,19 @@ class _Binding:
         return self.packers[axes]
 
     def _function(self, key: tuple[torch.dtype, bool]) -> Callable[[bytes], int]:
-        with _building(self.plan):
+        with building(self.plan):
             if key not in self.functions:
                 self.functions[key] = _load(self.plan, key[0].itemsize, key[1])
             return self.functions[key]
 
 
 _bindings: dict[Plan, _Binding] = {}
-_locks: dict[Plan, threading.Lock] = {}
+_locks: dict[Hashable, threading.Lock] = {}
 
 
-def _building(plan: Plan) -> threading.Lock:
-    """Two threads do not compile the same formula."""
-    return _locks.setdefault(plan, threading.Lock())
+def building(key: Hashable) -> threading.Lock:
+    """Two threads do not compile the same: the lock to hold for ``key``, a plan or what else is compiled."""
+    return _locks.setdefault(key, threading.Lock())
 
 
 # A lock that another thread held at the time of a fork would never be released in the child.
@@ -157,21 +157,34 @@ def threads() -> int:
 
 # --- compiling --------------------------------------------------------------------------------------------------------
 def _load(plan: Plan, itemsize: int, few_rows: bool) -> Callable[[bytes], int]:
+    text = source(plan, itemsize, _cpu()[1], few_rows)
+    function = library(text, f"{plan.core} of {plan.formula}, float{8 * itemsize}").kernops_run
+    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
+    return function
+
+
+def library(text: str, description: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The shared library of a C++ source text, which may include ``host/*.h``: from the disk cache, or compiled now.
+
+    Args:
+        text: the source text.
+        description: what ``python -m kernops cache list`` shows.
+        flags: for the compiler, after its usual ones.
+
+    Raises:
+        RuntimeError: there is no compiler, or it fails; the message quotes it.
+    """
     compiler = _compiler(environment.get("KERNOPS_CXX"))
     if isinstance(compiler, str):
         raise RuntimeError(f"backend 'cpu' cannot run here: {compiler}")
     command, version = compiler
-    cpu, machine = _cpu()
-    flags = (*FLAGS, *((_NATIVE[platform.machine()],) if platform.machine() in _NATIVE else ()))
-    text = source(plan, itemsize, machine, few_rows)
-    key = (text, _headers(), version, *command, *flags, cpu)
+    native = (_NATIVE[platform.machine()],) if platform.machine() in _NATIVE else ()
+    flags = (*FLAGS, *native, *flags)
+    key = (text, _headers(), version, *command, *flags, _cpu()[0])
     path = cache.artifact(
-        "cpu", key, "kernel.so", lambda folder: _compile(command, flags, text, folder),
-        description=f"{plan.core} of {plan.formula}, float{8 * itemsize}"[:200],
-    )  # fmt: skip
-    function = ctypes.CDLL(str(path)).kernops_run
-    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
-    return function
+        "cpu", key, "kernel.so", lambda folder: _compile(command, flags, text, folder), description=description[:200]
+    )
+    return ctypes.CDLL(str(path))
 
 
 def _compile(command: tuple[str, ...], flags: tuple[str, ...], text: str, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import report
+from . import report, splat_command
 from .cases import CASES
 from .machine import environment
 from .measure import measure
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
                          help="a contender that took S seconds gets fewer samples")  # fmt: skip
         _common(sub)
     _common(commands.add_parser("overhead", help="the cost of a call on ten points"))
+    splat_command.add(commands, _names)
     suite = commands.add_parser("suite", help="run the benchmarks of a page of the documentation")
     suite.add_argument("name", choices=tuple(SUITES))
     suite.add_argument("--json", type=Path, required=True, metavar="FILE")
@@ -88,12 +89,15 @@ def _say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _configs(options: argparse.Namespace) -> list[Config]:
-    """One problem for each size and dimension asked for."""
+def _device(options: argparse.Namespace) -> str:
     cuda = torch.cuda.is_available()
-    device = {"auto": "cuda" if cuda else "cpu"}.get(options.device, options.device)
-    if device == "cuda" and not cuda:
+    if options.device == "cuda" and not cuda:
         raise ValueError("--device cuda: torch finds no CUDA device here")
+    return {"auto": "cuda" if cuda else "cpu"}.get(options.device, options.device)
+
+
+def _configs(options: argparse.Namespace, device: str) -> list[Config]:
+    """One problem for each size and dimension asked for."""
     name = "gaussian" if options.command == "overhead" else options.command
     case = CASES[name]
     if options.backward and not case.differentiable:
@@ -115,10 +119,12 @@ def _configs(options: argparse.Namespace) -> list[Config]:
 def run(arguments: list[str]) -> dict[str, Any]:
     """Measure what a command line asks for; the JSON file is a list of these."""
     options = parser().parse_args(arguments)
-    configs = _configs(options)
-    found = environment(configs[0].device)
+    device = _device(options)
+    found = environment(device)
     rows: list[dict[str, Any]] = []
-    for config in configs:
+    if options.command == "splat":
+        rows += splat_command.run(options, device, _say)
+    for config in _configs(options, device) if options.command != "splat" else ():
         if options.command == "overhead":
             rows += measure_overhead(config, options.peer, options.repeats, _say)
         else:

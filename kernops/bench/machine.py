@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("kernops", "torch", "numpy", "pykeops", "scikit-learn", "faiss-cpu", "cupy-cuda12x", "cupy-cuda13x")
+PACKAGES = (
+    *("kernops", "torch", "numpy", "pykeops", "scikit-learn", "faiss-cpu", "conch-triton-kernels"),
+    *("cupy-cuda12x", "cupy-cuda13x"),
+)
 #: Settings of thread pools, which change results.
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "KERNOPS_NUM_THREADS", "LD_PRELOAD")
 

@@ -95,7 +95,7 @@ def _memory(contender: str, config: Any, choice: Any) -> dict[str, int | None]:
     data = make_data(config)
     built = build(contender, config, data, choice and tuple(choice))
     gc.collect()
-    peak = _cuda_peak if config.device == "cuda" else _resident_peak
+    peak = _cuda_peak if config.device == "cuda" else resident_peak
     return {"peak_bytes": peak(built.call)}
 
 
@@ -112,7 +112,7 @@ def _cuda_peak(call: Any) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _resident_peak(call: Any) -> int | None:
+def resident_peak(call: Any) -> int | None:
     """Growth of the resident set; None where the system does not tell (only Linux can reset the peak)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -137,12 +137,17 @@ def main(text: str) -> None:
     import torch  # noqa: F401  before the clock starts: every contender needs it
 
     from .problem import Config
+    from .splat import SplatConfig
+    from .splat_memory import resident
 
-    config = Config.from_json(request["config"])
-    if request["what"] == "first":
-        answer: dict[str, Any] = dict(_first(request["contender"], config))
+    if request["what"] == "splat":
+        answer: dict[str, Any] = resident(
+            request["contender"], SplatConfig.from_json(request["config"]), request["choice"]
+        )
+    elif request["what"] == "first":
+        answer = dict(_first(request["contender"], Config.from_json(request["config"])))
     else:
-        answer = dict(_memory(request["contender"], config, request["choice"]))
+        answer = dict(_memory(request["contender"], Config.from_json(request["config"]), request["choice"]))
     print(json.dumps(answer))
 
 

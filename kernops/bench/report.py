@@ -7,6 +7,7 @@ from typing import Any
 
 from .cases import CASES
 from .machine import describe
+from .splat import SETTINGS
 
 Row = dict[str, Any]
 
@@ -58,8 +59,59 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
+def _errors(row: Row) -> str:
+    """Of a splat: relative L2 of the value and of the gradients, and the worst cell."""
+    parts = [f"{row[name]:.1e}" for name in ("error", "error_depth", "error_feat", "error_points") if name in row]
+    return " / ".join(parts) + f" (worst cell {row['error_max']:.1e})" if parts else "–"
+
+
+def _times(name: str, device: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        found = row.get(name) if row["config"]["device"] == device else None
+        return f"{seconds(found['seconds'])} ({seconds(found['seconds_min'])})" if found else "–"
+
+    return text
+
+
+def _splat_note(row: Row) -> str:
+    parts = [row["missing"] or row.get("note", "")]
+    parts += [f"not captured: {row['not_captured']}"] if row.get("not_captured") else []
+    return "; ".join(p for p in parts if p)
+
+
+#: The same for splats: medians, and minima in parentheses.
+SPLAT_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "by": lambda row: row["contender"],
+    "time (min)": _times("eager", "cpu"),
+    "graph (min)": _times("graph", "cuda"),
+    "eager (min)": _times("eager", "cuda"),
+    "value alone": lambda row: seconds(row.get("forward_seconds")),
+    "backward : forward": lambda row: f"{row['backward_by_forward']:.2f}" if "backward_by_forward" in row else "–",
+    "ratio": COLUMNS["ratio"],
+    "error": _errors,
+    "peak memory": COLUMNS["peak memory"],
+    "note": _splat_note,
+}
+
+
+def _is_splat(row: Row) -> bool:
+    return row["config"]["case"] == "splat"
+
+
+def _splat_title(row: Row) -> str:
+    config, sizes = row["config"], row["sizes"]
+    parts = ["splat", config["setting"], config["dtype"], config["device"]]
+    parts += ["value and gradients"] if config["backward"] else []
+    facts = (
+        f"{sizes['points']:,} points, {sizes['kept']:,} kept in {sizes['cells']:,} cells (at most {sizes['longest']:,})"
+    )
+    return f"{', '.join(parts)}: {SETTINGS[config['setting']].doc}; {facts}"
+
+
 def title(result: Row) -> str:
     """What a table is about."""
+    if _is_splat(result["results"][0]):
+        return _splat_title(result["results"][0])
     config = result["results"][0]["config"]
     if result["command"][0] == "overhead":
         return f"a call on {config['n']} points, {config['device']}{_gradients(config)}"
@@ -75,9 +127,10 @@ def _gradients(config: dict[str, Any]) -> str:
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     """The table, without columns in which there is nothing to read."""
-    table = [list(COLUMNS)] + [[text(row) for text in COLUMNS.values()] for row in rows]
-    keep = [k for k in range(len(COLUMNS)) if any(line[k] not in ("", "–") for line in table[1:])]
-    if len({line[1] for line in table[1:]}) == 1:  # one dimension, which the title tells
+    columns = SPLAT_COLUMNS if _is_splat(rows[0]) else COLUMNS
+    table = [list(columns)] + [[text(row) for text in columns.values()] for row in rows]
+    keep = [k for k in range(len(columns)) if any(line[k] not in ("", "–") for line in table[1:])]
+    if table[0][1] == "D" and len({line[1] for line in table[1:]}) == 1:  # one dimension, which the title tells
         keep.remove(1)
     return [[line[k] for k in keep] for line in table]
 
@@ -97,10 +150,23 @@ def markdown_table(rows: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in cells)
 
 
+LEGEND = "time: median; ratio: a peer's time over that of kernops"
+
+
+def _splat_legend(result: Row) -> str:
+    ours = next((r["contender"] for r in result["results"] if r["contender"].startswith("kernops")), "kernops")
+    what = "medians; graph: captured calls, eager: with the cost of the call in Python; " if any(
+        "graph" in r for r in result["results"]) else "medians; "  # fmt: skip
+    return (
+        f"{what}ratio: time over that of {ours}; frustum tensor {size(result['results'][0]['sizes']['frustum_bytes'])}"
+    )
+
+
 def text(result: Row) -> str:
     """One result (see ``__main__.run``) for a terminal."""
     lines = [title(result), text_table(result["results"])]
-    lines += ["time: median; ratio: a peer's time over that of kernops; " + describe(result["environment"])]
+    legend = _splat_legend(result) if _is_splat(result["results"][0]) else LEGEND
+    lines += [f"{legend}; {describe(result['environment'])}"]
     return "\n".join(lines)
 
 

@@ -25,4 +25,22 @@ SUITES: dict[str, tuple[str, ...]] = {
         "gaussian --n 100000 --rhs 16 --device cuda --peer keops --no-probes",
         "gaussian --n 100000 --d 64 --device cuda --peer keops --no-probes",
     ),
+    "splat": (
+        "splat --setting lss100 --device cuda",
+        "splat --setting lss100 --backward --device cuda",
+        "splat --setting lss100 --dtype float16 --device cuda --plan cached",
+        "splat --setting lss100 --dtype float16 --backward --device cuda --no-probes",
+        "splat --setting bevdet118 --device cuda",
+        "splat --setting bevdet118 --backward --device cuda --no-probes",
+        "splat --setting bevdet59 --device cuda",
+        "splat --setting bevdet59 --backward --device cuda --no-probes",
+        "splat --setting bevdet59 --dtype float16 --device cuda --plan cached --no-probes",
+    ),
+    "splat-cpu": (
+        "splat --setting lss100 --device cpu --budget 10",
+        "splat --setting lss100 --backward --device cpu --budget 10 --no-probes",
+        "splat --setting bevdet118 --device cpu --budget 10",
+        "splat --setting bevdet59 --device cpu --budget 10",
+        "splat --setting bevdet59 --backward --device cpu --budget 10 --no-probes",
+    ),
 }

@@ -36,6 +36,10 @@ ON_DEMAND = {
     "linear_operator": ("gpytorch",),
     "pykeops": (),
     "matplotlib": (),
+    "onnx": (),
+    "onnx_ir": (),
+    "onnxscript": (),
+    "onnxruntime": (),
     "PIL": ("demo",),
 }
 

@@ -1,0 +1,5 @@
+"""Models that use the splat, outside of torch: ONNX files for onnxruntime, and for engines that bring a plugin."""
+
+from .onnx import export_onnx, strip_functions, with_functions
+
+__all__ = ["export_onnx", "strip_functions", "with_functions"]

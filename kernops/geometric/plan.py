@@ -1,0 +1,391 @@
+"""The plan of a splat: which point goes to which cell, and in which order the sums are formed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .buckets import check_integer, levels_of, moved, split
+from .cells import arguments, truncates
+from .kernels import Level, choose
+from .operator import FIELDS, flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .diagnostics import Report
+    from .frustum import Frustum
+    from .grid import BEVGrid
+    from .rig import CameraRig
+
+Tensor = torch.Tensor
+Shape = tuple[int, int, int, int]
+
+#: Ways of forming the sums; "auto" chooses one.
+VARIANTS = ("cumsum", "atomic", "histogram")
+#: Cells of a square of TILE x TILE are summed one after the other: neighbours get features from the same pixels, which
+#: are in the cache of the core or multiprocessor then.
+TILE = 8
+#: Below these, what "cumsum" saves in memory traffic is less than its plan costs to read.
+FEW_POINTS, FEW_CELLS = 1 << 15, 1 << 10
+#: One part in SPARE more room for (image column, cell) pairs than a "histogram" plan needs when it is made.
+SPARE = 8
+
+
+def choose_variant(n_points: int, n_cells: int, channels: int | None, cached: bool, device_type: str) -> str:
+    """The variant that ``"auto"`` stands for.
+
+    Args:
+        n_points, n_cells: of the plan.
+        channels: of the features; None if not known.
+        cached: whether the plan is used many times.
+        device_type: ``"cuda"``, ``"cpu"``, …
+
+    Returns:
+        ``"atomic"`` on a GPU for a plan that is used once, or is small; else ``"cumsum"``.
+
+    Example:
+        >>> choose_variant(2_457_600, 16384, 64, True, "cuda"), choose_variant(2_457_600, 16384, 64, False, "cuda")
+        ('cumsum', 'atomic')
+    """
+    if device_type != "cuda":
+        return "cumsum"  # the plan costs about one splat, and there are no vector atomics to make up for it
+    if not cached or n_points < FEW_POINTS or n_cells < FEW_CELLS:
+        return "atomic"
+    return "cumsum"
+
+
+class SplatPlan:
+    """Where the points of all cameras go: made once for a calibration, used by every :func:`splat`.
+
+    Variants are ways to the same sums:
+
+    * ``"cumsum"``: points sorted by cell, each cell summed at once. Deterministic: the same call gives the same bits.
+    * ``"atomic"``: nothing is sorted; every point adds to its cell. For geometry that changes with every call. On a GPU
+      the order of the additions, and so the last bits, may differ from call to call.
+    * ``"histogram"``: each column of each image sums what it has for the cells it sees, then cells add their columns.
+      Deterministic.
+    * ``"auto"``: see :func:`choose_variant`.
+
+    Making a plan waits for a GPU; using and refreshing it does not (but see :meth:`refresh`). It can be pickled.
+
+    Args:
+        rig: the cameras.
+        frustum: what the network samples; for images of the rig's size.
+        grid: the cells.
+        variant: ``"auto"``, ``"cumsum"``, ``"atomic"`` or ``"histogram"``.
+        rounding: ``"floor"``, or ``"trunc"`` for models trained with implementations that round toward zero.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
+        device: where to put the plan; None: where the rig is.
+        cached: whether the plan will be used more than once or twice; ``variant="auto"`` looks at it.
+
+    Attributes:
+        cells: int32 (B, N, D, h, w): ((b·Z + z)·Y + y)·X + x of each point, -1 where it is dropped.
+        shape: (B, Z, Y, X).
+        variant: what ``"auto"`` became.
+        backend: as it was given.
+        rig, frustum, grid, rounding: as they were given; None in a plan that was made from cells.
+
+    Raises:
+        ValueError: an unknown variant or rounding, a frustum for other images than the rig's, or 2^31 points or more.
+        RuntimeError: the back end that was asked for cannot run here.
+
+    Example:
+        >>> from kernops.geometric import BEVGrid, SplatPlan, frustum, nuscenes_rig
+        >>> rig = nuscenes_rig().resized(scale=0.44, crop=(140, 0))
+        >>> grid = BEVGrid((-51.2, 51.2, 0.8), (-51.2, 51.2, 0.8), (-5.0, 3.0, 8.0))
+        >>> plan = SplatPlan(rig, frustum((256, 704), (16, 44), dbound=(1.0, 60.0, 1.0)), grid)
+        >>> plan.shape, plan.n_points, plan.n_kept
+        ((1, 1, 128, 128), 249216, 139087)
+    """
+
+    def __init__(
+        self,
+        rig: CameraRig,
+        frustum: Frustum,
+        grid: BEVGrid,
+        *,
+        variant: str = "auto",
+        rounding: str = "floor",
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        cached: bool = True,
+    ) -> None:
+        truncates(rounding)
+        where = torch.empty(0, device=rig.device if device is None else device).device
+        batch, cameras = rig.shape
+        _check_points((batch, cameras, *frustum.shape))
+        self.rig: CameraRig | None = rig
+        self.frustum: Frustum | None = frustum.to(_with_float64(where))
+        self.grid: BEVGrid | None = grid
+        self.rounding: str | None = rounding
+        kernels = choose(backend, where)
+        cells = self._cells_of(rig, kernels, where)
+        self._seen: CameraRig | str | None = _fingerprint(rig)
+        self._make(kernels, cells, (batch, *grid.shape), variant, backend, cached)
+
+    @classmethod
+    def from_cells(
+        cls, cells: Tensor, shape: Sequence[int], *, variant: str = "auto", backend: str = "auto", cached: bool = True
+    ) -> SplatPlan:
+        """A plan for points whose cells you have computed.
+
+        Args:
+            cells: integers (B, N, D, h, w): ((b·Z + z)·Y + y)·X + x of each point, negative where it is dropped.
+            shape: (B, Z, Y, X).
+            variant, backend, cached: as for a plan from a rig.
+
+        Raises:
+            TypeError: ``cells`` is not an integer tensor, or ``shape`` is not four integers.
+            ValueError: a cell is not one of its own sample's, shapes disagree, or there are 2^31 points or cells, or
+                more.
+
+        Example:
+            >>> import torch
+            >>> plan = SplatPlan.from_cells(torch.tensor([[3, -1], [3, 0]]).reshape(1, 1, 2, 1, 2), (1, 1, 2, 2))
+            >>> plan.n_points, plan.n_kept
+            (4, 3)
+        """
+        size = _shape4(shape)
+        check_integer("cells", cells)
+        if cells.ndim != 5 or cells.shape[0] != size[0]:
+            raise ValueError(
+                f"cells must have shape (B, N, D, h, w) with the B = {size[0]} of shape; got {tuple(cells.shape)}"
+            )
+        _check_points(tuple(cells.shape))
+        if math.prod(size) >= 2**31 - 1:
+            raise ValueError(f"shape {size} has {math.prod(size)} cells; fewer than 2^31 - 1 are accepted")
+        _check_cells(cells, size)
+        plan = cls.__new__(cls)
+        plan.rig = plan.frustum = plan.grid = plan.rounding = plan._seen = None
+        own = torch.where(cells < 0, -1, cells.long()).to(torch.int32).contiguous()
+        plan._make(choose(backend, cells.device), own, size, variant, backend, cached)
+        return plan
+
+    def _make(self, kernels: ModuleType, cells: Tensor, shape: Shape, variant: str, backend: str, cached: bool) -> None:
+        n_cells = math.prod(shape)
+        if variant == "auto":
+            variant = choose_variant(cells.numel(), n_cells, None, cached, cells.device.type)
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be 'auto', {', '.join(map(repr, VARIANTS))}; got {variant!r}")
+        self.cells, self.shape, self.variant, self.backend = cells, shape, variant, backend
+        self._points: list[Tensor] | None = None
+        self._order: list[Tensor] = []  # the bucket of each cell, and the cell of each bucket
+        self._flat: list[Tensor] = []
+        if variant != "atomic" and cells.numel() and n_cells:
+            self._order = list(_tiles(shape, cells.device))
+            if variant == "histogram":
+                levels: tuple[Level, ...] = _histogram(kernels, cells, n_cells, self._order, None)
+            else:
+                level = _runs(kernels, cells, n_cells, self._order)
+                levels = levels_of(level, int(level.starts.diff().max()))
+            self._flat = flatten(kernels, levels)
+
+    def _cells_of(self, rig: CameraRig, kernels: ModuleType, device: torch.device) -> Tensor:
+        assert self.frustum is not None and self.grid is not None and self.rounding is not None
+        where = _with_float64(device)
+        given = arguments(rig, self.frustum, self.grid, self.rounding, where)
+        found: Tensor = (kernels if where == device else choose("tiled", where)).frustum_cells(*given)
+        return found.to(device)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+    @property
+    def device(self) -> torch.device:
+        """Where the plan is."""
+        return self.cells.device
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The passes that form the sums; none for "atomic"."""
+        return unflatten(self._flat, math.prod(self.shape))
+
+    @property
+    def calibration(self) -> str | None:
+        """``rig.calibration`` of the rig that the cells are of; None in a plan that was made from cells."""
+        return self._seen if self._seen is None or isinstance(self._seen, str) else self._seen.calibration
+
+    @property
+    def n_points(self) -> int:
+        """The number of points, B·N·D·h·w."""
+        return self.cells.numel()
+
+    @property
+    def n_kept(self) -> int:
+        """The number of points that fall into a cell. Counted when asked for, which waits for a GPU."""
+        return int((self.cells >= 0).sum())
+
+    def __repr__(self) -> str:
+        batch, cameras, depths, height, width = self.cells.shape
+        return (
+            f"SplatPlan({batch} x {cameras} cameras of {depths} x {height} x {width} points to (B, Z, Y, X) = "
+            f"{self.shape}, {self.variant}, on {self.device})"
+        )
+
+    def report(self) -> Report:
+        """What falls where, with a warning where it looks wrong: see :func:`kernops.geometric.diagnostics.report`."""
+        from .diagnostics import report
+
+        return report(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """A picture of the points per cell: see :func:`kernops.geometric.diagnostics.plot`."""
+        from .diagnostics import plot
+
+        return plot(self, ax)
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+    def to(self, device: torch.device | str) -> SplatPlan:
+        """The plan on another device; itself if it is there."""
+        other: SplatPlan = moved(self, device)
+        if other is not self and other.frustum is not None:
+            other.frustum = other.frustum.to(_with_float64(other.device))
+        return other
+
+    def refresh(self, rig: CameraRig) -> None:
+        """Make it the plan of another calibration of the same cameras, in the memory that it has.
+
+        A GPU is not waited for if the rig is on it, and the call can be captured in a CUDA graph. Not so for
+        ``"histogram"``, which counts the pairs of image columns and cells first.
+
+        Args:
+            rig: with as many samples and cameras, and images of the same size.
+
+        Raises:
+            ValueError: the numbers of samples or cameras or the image size differ, or the plan was made from cells.
+            RuntimeError: a "histogram" plan has no room for the pairs of columns and cells (it has an eighth more than
+                it was made with), or is refreshed while a CUDA graph is captured.
+        """
+        if self.frustum is None:
+            raise ValueError("a plan that was made from cells has no frustum to refresh; make a new one from new cells")
+        if tuple(rig.shape) != tuple(self.cells.shape[:2]):
+            raise ValueError(
+                f"rig has (B, N) = {tuple(rig.shape)} samples and cameras, the plan {tuple(self.cells.shape[:2])}"
+            )
+        kernels = choose(self.backend, self.device)
+        cells = self._cells_of(rig, kernels, self.device)
+        fresh = self._fresh_levels(kernels, cells)
+        for old, new in zip(self._flat, fresh):
+            old.copy_(new)
+        if self._points is not None:
+            for old, new in zip(self._points, _points(kernels, cells, math.prod(self.shape))):
+                old.copy_(new)
+        self.cells.copy_(cells)
+        self.rig, self._seen = rig, _fingerprint(rig)
+
+    def _fresh_levels(self, kernels: ModuleType, cells: Tensor) -> list[Tensor]:
+        if not self._flat:
+            return []
+        n_cells = math.prod(self.shape)
+        if self.variant == "histogram":
+            if cells.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("refresh of a 'histogram' plan waits for the GPU: it cannot be captured in a graph")
+            capacity = self._flat[1].numel() - 1
+            return flatten(kernels, _histogram(kernels, cells, n_cells, self._order, capacity))
+        level = _runs(kernels, cells, n_cells, self._order)
+        return flatten(kernels, split(level) if len(self._flat) > FIELDS else (level,))
+
+    def by_point(self) -> list[Tensor]:
+        """The levels of a sum over single points, which :func:`splat_features` needs; kept once made."""
+        if self._points is None:
+            self._points = _points(choose(self.backend, self.device), self.cells, math.prod(self.shape))
+        return self._points
+
+
+# --- levels -----------------------------------------------------------------------------------------------------------
+def _tiles(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The bucket of each cell and the cell of each bucket, int32: tile by tile, row by row in a tile."""
+    batch, z, y, x = shape
+    row, column = torch.arange(y, device=device)[:, None], torch.arange(x, device=device)
+    tile = (row // TILE) * (-(-x // TILE)) + column // TILE
+    within = (row % TILE) * TILE + column % TILE
+    in_order = torch.argsort((tile * TILE**2 + within).reshape(-1))
+    layers = torch.arange(batch * z, device=device)[:, None] * (y * x)
+    cell_of = (layers + in_order).reshape(-1)
+    bucket_of = torch.empty_like(cell_of)
+    bucket_of[cell_of] = torch.arange(cell_of.numel(), device=device)
+    return bucket_of.int(), cell_of.int()
+
+
+def _runs(kernels: ModuleType, cells: Tensor, n_cells: int, order: list[Tensor]) -> Level:
+    bucket_of, cell_of = order
+    items, starts = kernels.make_runs(cells, n_cells, bucket_of)
+    return Level(items, starts, cell_of, n_cells)
+
+
+def _histogram(
+    kernels: ModuleType, cells: Tensor, n_cells: int, order: list[Tensor], capacity: int | None
+) -> tuple[Level, Level]:
+    """Sums by (image column, cell), and of these by cell, with room for ``capacity`` pairs (None: some to spare)."""
+    bucket_of, cell_of = order
+    batch, cameras, _, _, width = cells.shape
+    camera = torch.arange(batch * cameras, device=cells.device).reshape(batch, cameras, 1, 1, 1)
+    column = camera * width + torch.arange(width, device=cells.device)
+    pair = torch.where(cells < 0, -1, column * n_cells + bucket_of[cells.clamp(min=0).long()])
+    found, number = torch.unique(pair, return_inverse=True)
+    dropped = int(found[0] < 0)
+    found = found[dropped:]
+    if capacity is None:
+        capacity = found.numel() + found.numel() // SPARE + SPARE
+    elif found.numel() > capacity:
+        raise RuntimeError(
+            f"refresh: the new calibration has {found.numel()} pairs of image columns and cells, and this 'histogram' "
+            f"plan room for {capacity}; make a new plan"
+        )
+    items, starts = kernels.make_runs((number - dropped).int(), capacity, None)
+    buckets = cells.new_full((capacity,), -1)
+    buckets[: found.numel()] = (found % n_cells).int()
+    rows, ends = kernels.bucket_sort(buckets, n_cells)
+    return Level(items, starts, None, capacity), Level(rows, ends, cell_of, n_cells)
+
+
+def _points(kernels: ModuleType, cells: Tensor, n_cells: int) -> list[Tensor]:
+    if cells.numel() == 0 or n_cells == 0:
+        return []
+    order, starts = kernels.bucket_sort(cells.reshape(-1), n_cells)
+    return flatten(kernels, split(Level(order, starts, None, n_cells)))
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+def _fingerprint(rig: CameraRig) -> CameraRig | str:
+    """The hash of a rig on the CPU; of one on a GPU, which would have to be waited for, a copy to hash when asked."""
+    return rig.calibration if rig.device.type == "cpu" else rig.to(rig.device)
+
+
+def _with_float64(device: torch.device) -> torch.device:
+    """Where cells of a plan on ``device`` are computed: MPS has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def _shape4(shape: Sequence[int]) -> Shape:
+    try:
+        batch, z, y, x = (operator.index(n) for n in shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"shape must be four integers (B, Z, Y, X); got {shape!r}") from None
+    if min(batch, z, y, x) < 0:
+        raise ValueError(f"shape must not be negative; got {(batch, z, y, x)}")
+    return batch, z, y, x
+
+
+def _check_points(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) >= 2**31 - 1:
+        raise ValueError(f"(B, N, D, h, w) = {shape} are {math.prod(shape)} points; fewer than 2^31 - 1 are accepted")
+
+
+def _check_cells(cells: Tensor, shape: Shape) -> None:
+    """ValueError unless every cell is one of its own sample's. Waits for the device once."""
+    if cells.numel() == 0:
+        return
+    each = math.prod(shape[1:])
+    cells = cells.flatten(1)
+    first = torch.arange(shape[0], device=cells.device, dtype=torch.int64)[:, None] * each
+    wrong = (cells >= 0) & ((cells < first) | (cells >= first + each))
+    if bool(wrong.any()):
+        sample, point = (int(k) for k in wrong.nonzero()[0])
+        raise ValueError(
+            f"cells of sample {sample} must be in [{sample * each}, {(sample + 1) * each}), or negative where a point "
+            f"is dropped: ((b·Z + z)·Y + y)·X + x with (B, Z, Y, X) = {shape}; got {int(cells[sample, point])}"
+        )
