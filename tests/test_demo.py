@@ -25,8 +25,9 @@ JOBS = [
     "china: colour density",
     "flower: inpainting",
     "digits: nearest neighbours",
+    "six cameras: bird's-eye view",
 ]
-PICTURES = {"flower_colours.png", "china_colours.png", "inpainting.png", "digits.png"}
+PICTURES = {"flower_colours.png", "china_colours.png", "inpainting.png", "digits.png", "bev.png"}
 
 
 @pytest.fixture
@@ -48,9 +49,11 @@ def verify(folder: Path) -> dict:
         assert picture.shape[1] > 600
         assert picture.std() > 20  # not one colour
     by_name = {job["job"]: job for job in report["jobs"]}
-    digits = by_name[JOBS[-1]]["checks"]
+    digits = by_name["digits: nearest neighbours"]["checks"]
     assert digits["score"] == digits["scikit-learn's score"] > 0.97
-    assert by_name[JOBS[-2]]["checks"]["PSNR in dB"] > 20
+    assert by_name["flower: inpainting"]["checks"]["PSNR in dB"] > 20
+    bev = by_name["six cameras: bird's-eye view"]["checks"]
+    assert bev["PSNR in dB"] > 18 and bev["cells seen"] > 0.3 and bev["error against float64"] < 1e-5
     return report
 
 
@@ -61,8 +64,8 @@ def test_runs_and_reports(small_photos: None, tmp_path: Path, capsys: pytest.Cap
     assert err == ""  # progress is for terminals
     lines = out.splitlines()
     assert lines[0].split()[:2] == ["job", "pairs"]
-    assert [line[: len(name)] for line, name in zip(lines[2:8], JOBS)] == JOBS
-    assert len({len(line) for line in lines[:8]}) == 1  # aligned
+    assert [line[: len(name)] for line, name in zip(lines[2:9], JOBS)] == JOBS
+    assert len({len(line) for line in lines[:9]}) == 1  # aligned
     n = 54 * 80
     assert report["jobs"][0]["pairs"] == n * n
     assert report["jobs"][0]["table_bytes"] == 4 * n * n

@@ -63,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m kernops demo",
         description="Colours of two photographs (every pixel against every pixel), a photograph restored from 30 % of "
-        "its pixels, and handwritten digits. Writes pictures and results.json, and prints a table.",
+        "its pixels, handwritten digits, and the road around a car from its six cameras. Writes pictures and "
+        "results.json, and prints a table.",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("kernops-demo"), help="folder for pictures (default: %(default)s)"
@@ -74,13 +75,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _jobs() -> Iterator[Callable]:
-    from . import colours, digits, inpainting
+    from . import bev, colours, digits, inpainting
     from .jobs import PHOTOS
 
     for name in PHOTOS:
         yield lambda setting, name=name: colours.run(setting, name)
     yield lambda setting: [inpainting.run(setting)]
     yield lambda setting: [digits.run(setting)]
+    yield lambda setting: [bev.run(setting)]
 
 
 #: Columns of the table: heading, and the text of a result.

@@ -52,8 +52,9 @@ class Result:
 
     Attributes:
         job: what was done.
-        pairs: how many pairs of points were compared.
-        table_bytes: size of the table of pairs that was not built, in the dtype of the computation.
+        pairs: how many pairs of points were compared; of a splat, its points.
+        table_bytes: size of the table of pairs, or of all lifted points, that was not built, in the dtype of the
+            computation.
         seconds, peak_bytes: time and peak memory.
         backend: name of the back end.
         checks: what was compared with scikit-learn or the truth: name -> number.
