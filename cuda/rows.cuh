@@ -142,10 +142,9 @@ struct Share {
             for (int i = 0; i < G::VEC; ++i) v[k][i] += weight * other.v[k][i];
     }
     /// Adds up what the groups of a warp have of the same row; each has the sum after it.
-    template <int LANES>
     KN_FN void add_groups() {
         KN_UNROLL_ALL
-        for (int offset = LANES; offset < 32; offset *= 2)
+        for (int offset = G::LANES; offset < 32; offset *= 2)
             KN_UNROLL_ALL
             for (int k = 0; k < G::CHUNKS; ++k)
                 KN_UNROLL_ALL
@@ -164,12 +163,6 @@ struct Share {
         return sum;
     }
 };
-
-/// @return mask of this thread's group in its warp
-template <class G>
-KN_FN unsigned group_mask() {
-    return G::LANES == 32 ? 0xffffffffu : ((1u << (G::LANES & 31)) - 1) << ((threadIdx.x & 31) / G::LANES * G::LANES);
-}
 
 /// Division of numbers below 2^31 by one that the host prepared: floor(n / d) = (n * multiplier >> 32) >> shift.
 struct Divider {

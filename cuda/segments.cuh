@@ -170,7 +170,7 @@ KN_FN void segment_sum(const SegmentArguments& a) {
     if (low < high) {
         int start = a.starts[segment], stop = a.starts[segment + 1], target = target_of(segment);
         const auto close = [&]() {
-            sum.template add_groups<G::LANES>();
+            sum.add_groups();
             if (start < low) {
                 headed = target;
                 began = start;
@@ -224,7 +224,7 @@ KN_FN void segment_sum(const SegmentArguments& a) {
             __syncwarp();
         }
         if (start < high) {  // the segment goes on in the next warp
-            sum.template add_groups<G::LANES>();
+            sum.add_groups();
             if (group == 0) sum.write(tail + warp * SLAB - slab, slab, slab + SLAB);
         }
     }

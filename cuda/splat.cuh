@@ -4,7 +4,8 @@
 // rows.cuh asks for, G has
 //   U        type of the numbers of the result
 //   SOFTMAX, WEIGHTED   what the weights of points are made of (rows.cuh)
-//   THREADS  of a block of `splat_atomic`;  DEPTHS  depths that a group of it keeps sums for
+//   THREADS  of a block of `splat_atomic`;  DEPTHS  depths that a group of it keeps sums for;  ROWS  of an image that it
+//            holds in shared memory at a time
 //   UNROLL   rows that a warp of `splat_backward` loads at once;  BY_DEPTH, BY_VALUES  which derivatives it computes
 #pragma once
 
@@ -47,7 +48,7 @@ template <class G>
 KN_FN void splat_atomic(const SplatArguments& a) {
     typedef typename G::T T;
     typedef typename Wide<T>::type A;
-    constexpr int GROUPS = G::THREADS / G::LANES, PARTS = GROUPS / STRIP, OWN = PARTS * G::DEPTHS, ROWS = 16;
+    constexpr int GROUPS = G::THREADS / G::LANES, PARTS = GROUPS / STRIP, OWN = PARTS * G::DEPTHS, ROWS = G::ROWS;
     constexpr int SLAB = G::LANES * G::CHUNKS * G::VEC;
     static_assert(GROUPS % STRIP == 0, "every column of the strip has the same number of groups");
     struct Point {
@@ -249,7 +250,8 @@ KN_FN void depth_lse(const SplatArguments& a) {
     __syncthreads();
     if (warp || !here) return;
     for (int w = 1; w < LSE_WARPS; ++w) add(largests[w][lane], sums[w][lane]);
-    static_cast<A*>(a.out)[pixel] = largest + log(sum);
+    // An infinite logit is one of infinity / infinity, for all depths of the pixel.
+    static_cast<A*>(a.out)[pixel] = largest == A(KN_INF) ? A(KN_NAN) : largest + log(sum);
 }
 
 }  // namespace kn

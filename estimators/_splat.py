@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -156,19 +158,34 @@ class SplatPooling(TransformerMixin, BaseEstimator):
         rig = X.get("rig")
         if rig is not None and not isinstance(rig, CameraRig):
             raise TypeError(f"X['rig'] must be a CameraRig; got {type(rig).__name__}")
-        out = self._pooled(arrays, rig)
+        if rig is not None and self.plan_.calibration != rig.calibration:
+            warnings.warn(
+                "SplatPooling was fitted to another calibration than that of X['rig']; plan_.refresh(rig) brings it up "
+                "to date",
+                UserWarning,
+                stacklevel=_callers_level(),
+            )
+        out = self._pooled(arrays["depth"], arrays["features"], arrays.get("weight"))
         return give_back(out.detach().cpu() if kind == "numpy" else out, kind)
 
-    def _pooled(self, arrays: dict[str, torch.Tensor], rig: CameraRig | None) -> torch.Tensor:
-        depth, features, weight = arrays["depth"], arrays["features"], arrays.get("weight")
-        samples = len(depth)
-        options: dict[str, Any] = {"depth_logits": self.depth_logits, "rig": rig}
-        if self.plan_.shape[0] > 1 or samples == 1 or len(features) != samples:  # the last is an error, named by splat
-            return splat(depth, features, self.plan_, weight=weight, **options)
-        weights = [None] * samples if weight is None else list(weight.split(1))
-        parts = list(zip(depth.split(1), features.split(1), weights))[:samples]  # no samples are split into one part
-        one = [splat(d, f, self.plan_, weight=w, **options) for d, f, w in parts]
-        return torch.cat(one) if one else features.new_zeros((0, features.shape[-1], *self.plan_.shape[1:]))
+    def _pooled(self, depth: torch.Tensor, features: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if depth.shape[:1] != features.shape[:1]:
+            raise ValueError(
+                "depth and features must have one number B of samples; got shapes "
+                f"depth {tuple(depth.shape)}, features {tuple(features.shape)}"
+            )
+        if weight is not None and weight.shape != depth.shape:
+            raise ValueError(f"weight must have the shape of depth, {tuple(depth.shape)}; got {tuple(weight.shape)}")
+        if self.plan_.shape[0] > 1 or not depth.ndim or len(depth) == 1:
+            return self._splat(depth, features, weight)
+        if not len(depth):  # one sample of zeros, so that all is checked and autograd sees the same operations
+            one = None if weight is None else _with_zeros(weight)
+            return self._splat(_with_zeros(depth), _with_zeros(features), one)[:0]
+        weights = [None] * len(depth) if weight is None else weight.split(1)
+        return torch.cat([self._splat(*sample) for sample in zip(depth.split(1), features.split(1), weights)])
+
+    def _splat(self, depth: torch.Tensor, features: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return splat(depth, features, self.plan_, weight=weight, depth_logits=self.depth_logits)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -196,6 +213,22 @@ def _arrays(X: Any) -> tuple[dict[str, torch.Tensor], str]:
     if len(set(kinds.values())) > 1:
         raise ValueError(f"the arrays of X must be of one kind; got {', '.join(f'{n}: {k}' for n, k in kinds.items())}")
     return tensors, kinds["depth"]
+
+
+def _with_zeros(samples: torch.Tensor) -> torch.Tensor:
+    """With one more sample, of zeros."""
+    return torch.cat((samples, samples.new_zeros((1, *samples.shape[1:]))))
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` with which the caller of this function warns at the line outside of this package.
+
+    scikit-learn's own frames are passed over too: it wraps ``transform``, and pipelines call it.
+    """
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("kernops", "sklearn"):
+        level, frame = level + 1, frame.f_back
+    return level + 1
 
 
 def _what(X: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from types import ModuleType
 from typing import Any
@@ -10,13 +9,15 @@ from typing import Any
 import torch
 
 from .kernels import Level, choose
-from .operator import call, flatten, unflatten
+from .operator import FIELDS, call, flatten, unflatten
 
 Tensor = torch.Tensor
 
 #: A bucket longer than LONG items is summed in pieces of PIECE items, and the pieces' sums are added: with one piece a
 #: multiprocessor has nothing to share with the others, and shorter ones cost a second pass that is not worth it.
 LONG, PIECE = 16384, 4096
+#: Items or buckets at most: numbers a little beyond the last one must fit into 32 bits.
+MOST = 2**31 - 2**13
 _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -40,7 +41,7 @@ class BucketPlan:
 
     Raises:
         TypeError: ``buckets`` is not an integer tensor, or ``n_buckets`` no integer.
-        ValueError: a label is n_buckets or more, a shape does not fit, or n or n_buckets is 2^31 - 1 or more.
+        ValueError: a label is n_buckets or more, a shape does not fit, or n or n_buckets is more than 2^31 - 2^13.
         RuntimeError: the back end that was asked for cannot run here.
 
     Example:
@@ -66,6 +67,7 @@ class BucketPlan:
                 f"buckets must be less than n_buckets = {self.n_buckets} (negative: left out); the largest is {largest}"
             )
         self._flat = flatten(kernels, levels_of(Level(self.order, self.starts, None, self.n_buckets), longest))
+        finished(self)
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -195,8 +197,8 @@ def _count(n_buckets: Any) -> int:
         count = operator.index(n_buckets)
     except TypeError:
         raise TypeError(f"n_buckets must be an integer; got {n_buckets!r}") from None
-    if not 0 <= count < 2**31 - 1:
-        raise ValueError(f"n_buckets must be in [0, 2^31 - 1); got {count}")
+    if not 0 <= count <= MOST:
+        raise ValueError(f"n_buckets must be in [0, {MOST}]; got {count}")
     return count
 
 
@@ -204,8 +206,8 @@ def _labels(buckets: Tensor) -> Tensor:
     check_integer("buckets", buckets)
     if buckets.ndim != 1:
         raise ValueError(f"buckets must have shape (n,); got {tuple(buckets.shape)}")
-    if buckets.numel() >= 2**31 - 1:
-        raise ValueError(f"buckets has {buckets.numel()} items; fewer than 2^31 - 1 are accepted")
+    if buckets.numel() > MOST:
+        raise ValueError(f"buckets has {buckets.numel()} items; at most {MOST} are accepted")
     return buckets.detach() if buckets.dtype == torch.int32 else buckets.detach().long()
 
 
@@ -231,7 +233,7 @@ def levels_of(level: Level, longest: int) -> tuple[Level, ...]:
     return (level,) if longest < LONG else split(level)
 
 
-def split(level: Level) -> tuple[Level, Level]:
+def split(level: Level) -> tuple[Level, ...]:
     """The same sums in pieces of PIECE items, and the sums of the pieces.
 
     Every segment has at least one piece, so that there are at most as many as segments and whole pieces together:
@@ -240,6 +242,8 @@ def split(level: Level) -> tuple[Level, Level]:
     starts, n_items = level.starts, level.items.shape[0]
     segments = starts.numel() - 1
     capacity = segments + n_items // PIECE
+    if capacity > MOST:
+        return (level,)
     pieces = ((starts.diff() + (PIECE - 1)) // PIECE).clamp_(min=1)
     ends = torch.zeros_like(starts)
     torch.cumsum(pieces, 0, dtype=torch.int32, out=ends[1:])
@@ -257,9 +261,28 @@ def moved(plan: Any, device: torch.device | str) -> Any:
     if plan.device == device:
         return plan
     memo: dict[int, Tensor] = {}
-    other = copy.copy(plan)
+    other = plan.__class__.__new__(plan.__class__)
     other.__dict__.update({name: _moved(value, device, memo) for name, value in plan.__dict__.items()})
-    return other
+    for flat in (other._flat, getattr(other, "_points", None) or []):
+        flat[FIELDS - 1 :: FIELDS] = [_work(other.backend, starts) for starts in flat[1::FIELDS]]
+    return finished(other)
+
+
+def _work(backend: str, starts: Tensor) -> Tensor:
+    """How the sums are shared out where ``starts`` is; nothing where the plan's back end cannot run anyway."""
+    if starts.device.type == "meta":
+        return starts.new_empty(0)
+    try:
+        return choose(backend, starts.device).segment_work(starts)  # type: ignore[no-any-return]
+    except (ValueError, RuntimeError):  # a plan for "cuda" may rest on a CPU; a sum there says why it cannot be
+        return starts.new_empty(0)
+
+
+def finished(plan: Any) -> Any:
+    """The plan, once a GPU is done with it: the next call may come on any stream."""
+    if plan.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(plan.device).synchronize()
+    return plan
 
 
 def _moved(value: Any, device: torch.device, memo: dict[int, Tensor]) -> Any:

@@ -169,6 +169,10 @@ def bev_pool_v2(
         (B, C, Z, Y, X), contiguous, of the common dtype of ``depth`` and ``feat`` (float32 accumulates for float16 and
         bfloat16); 0 in empty cells. Differentiable by ``depth`` and ``feat``, to any order.
 
+    The values of ranks and intervals are read: that waits for a GPU that they are on, and cannot be traced by
+    ``torch.compile(fullgraph=True)`` or ``torch.export``. ``torch.func.grad`` and ``torch.func.vjp`` work,
+    ``torch.func.vmap`` and forward-mode derivatives do not.
+
     Raises:
         TypeError: an argument is not of floating-point numbers or of integers, as above.
         ValueError: shapes or devices disagree, a rank is out of range, intervals overlap or leave the list of points,
@@ -188,9 +192,10 @@ def bev_pool_v2(
     """
     _check_floats("depth", depth, None)
     _check_floats("feat", feat, None)
-    if len(bev_feat_shape) != 5:
-        raise ValueError(f"bev_feat_shape must be (B, Z, Y, X, C); got {tuple(bev_feat_shape)}")
-    *grid, channels = _sizes("bev_feat_shape", bev_feat_shape)
+    sizes = _sizes("bev_feat_shape (B, Z, Y, X, C)", bev_feat_shape)
+    if len(sizes) != 5:
+        raise ValueError(f"bev_feat_shape must be (B, Z, Y, X, C); got {tuple(sizes)}")
+    *grid, channels = sizes
     if feat.ndim < 2 or feat.shape[-1] != channels:
         raise ValueError(
             f"feat must have shape (..., C) with the C = {channels} of bev_feat_shape; got {tuple(feat.shape)}"
@@ -215,15 +220,17 @@ def _links(points: dict[str, Tensor], ranges: dict[str, int], starts: Tensor, le
     """Place, row and cell of each point as int32, -1 for points that are left out."""
     if max(ranges.values()) >= 2**31:
         raise ValueError(f"depth, rows of feat and cells must be fewer than 2**31; got {tuple(ranges.values())}")
+    # A number beyond a narrow integer dtype wraps around where it is compared with a tensor of that dtype.
+    points = {name: t if t.dtype == torch.int64 else t.int() for name, t in points.items()}
     cells = points["ranks_bev"]
     n = len(cells)
-    ends = starts + lengths
-    wrong_interval = (starts < 0) | (lengths < 0) | (ends > n)
+    wrong_interval = (starts < 0) | (lengths < 0) | (lengths > n - starts)  # starts + lengths may overflow
+    begins, kept_lengths = starts.masked_fill(wrong_interval, 0), lengths.masked_fill(wrong_interval, 0)
     steps = starts.new_zeros(n + 1)
-    steps.index_add_(0, starts.clamp(0, n), torch.ones_like(starts))
-    steps.index_add_(0, ends.clamp(0, n), -torch.ones_like(starts))
+    steps.index_add_(0, begins, torch.ones_like(starts))
+    steps.index_add_(0, begins + kept_lengths, -torch.ones_like(starts))
     covered = steps.cumsum(0)[:n]
-    begins = torch.where(lengths > 0, starts.clamp(0, n), n)
+    begins = torch.where(kept_lengths > 0, begins, n)
     first = starts.new_zeros(n + 1).scatter_reduce(0, begins, begins, "amax")
     foreign = cells[first[:n].cummax(0).values] != cells if n else torch.zeros_like(cells, dtype=torch.bool)
     kept = covered == 1
@@ -268,15 +275,18 @@ class _Pool(torch.autograd.Function):
     """Row ``target`` of the result is the sum of ``depth[place] * rows[source]`` over the links with that target."""
 
     @staticmethod
-    def forward(
-        ctx: Any, depth: Tensor, rows: Tensor, place: Tensor, source: Tensor, target: Tensor, n_target: int
+    def forward(  # type: ignore[override]
+        depth: Tensor, rows: Tensor, place: Tensor, source: Tensor, target: Tensor, n_target: int
     ) -> Tensor:
-        ctx.save_for_backward(depth, rows, place, source, target)
         kernels = choose("auto", rows.device)
         order, starts = _bucket_sort(kernels, target, n_target)
         items = torch.stack((place[order], source[order]), 1)
         scale = Scale("pairs", depth.contiguous(), None, None, 1, 1)
         return kernels.segment_sum(rows.contiguous(), items, starts, None, n_target, scale, rows.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -291,8 +301,9 @@ class _Dots(torch.autograd.Function):
     """Place p of the result is the sum of ``a[of_a] . b[of_b]`` over the links with place p."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, place: Tensor, of_a: Tensor, of_b: Tensor, n_places: int) -> Tensor:
-        ctx.save_for_backward(a, b, place, of_a, of_b)
+    def forward(  # type: ignore[override]
+        a: Tensor, b: Tensor, place: Tensor, of_a: Tensor, of_b: Tensor, n_places: int
+    ) -> Tensor:
         accumulator = torch.float64 if a.dtype == torch.float64 else torch.float32
         dots = a.new_zeros((len(place), 1), dtype=accumulator)
         step = max(1, _CHUNK // max(1, a.shape[1]))
@@ -302,6 +313,8 @@ class _Dots(torch.autograd.Function):
         kernels = choose("auto", a.device)
         order, starts = _bucket_sort(kernels, place, n_places)
         return kernels.segment_sum(dots, order, starts, None, n_places, None, a.dtype).squeeze(1)
+
+    setup_context = _Pool.setup_context
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -353,7 +366,7 @@ def _sizes(name: str, sizes: Sequence[Any]) -> list[int]:
     try:
         found = [size.__index__() for size in sizes]
     except (AttributeError, TypeError):
-        raise TypeError(f"{name} must be integers; got {tuple(sizes)}") from None
-    if min(found) < 1:
+        raise TypeError(f"{name} must be integers; got {sizes!r}") from None
+    if min(found, default=1) < 1:
         raise ValueError(f"{name} must be positive; got {tuple(found)}")
     return found

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 Tensor = torch.Tensor
+
+#: Depth bins that a ``dbound`` may have: beyond, its step is not in metres.
+MOST_BINS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +62,7 @@ def frustum(
         feature_size: (h, w) of the feature map. Its columns look at linspace(0, W - 1, w), its rows at
             linspace(0, H - 1, h).
         dbound: (start, stop, step) of the depth bins in metres, as in ``grid_conf``: start, start + step, … below stop;
-            the number of bins is that of ``torch.arange(start, stop, step)``.
+            the number of bins is that of ``torch.arange(start, stop, step)``, at most 2**20.
         depths: the depths themselves in metres, (D,), increasing, for bins that are not equally spaced; instead of
             ``dbound``.
 
@@ -65,8 +70,10 @@ def frustum(
         A :class:`Frustum` of float64 tensors on the CPU.
 
     Raises:
-        TypeError: a size is not two integers, or both or neither of ``dbound`` and ``depths`` are given.
-        ValueError: a size is not positive, there are no depths, or they are not finite, positive and increasing.
+        TypeError: a size is not two integers, a depth is not a real number, or both or neither of ``dbound`` and
+            ``depths`` are given.
+        ValueError: a size is not positive, there are no depths or too many, or they are not finite, positive and
+            increasing.
 
     Example:
         >>> frustum((256, 704), (16, 44), dbound=(1.0, 60.0, 1.0))
@@ -81,40 +88,58 @@ def frustum(
     if (dbound is None) == (depths is None):
         raise TypeError(f"give one of dbound and depths; got {'neither' if dbound is None else 'both'}")
     d = _arange(dbound) if dbound is not None else _given(depths)
-    u = torch.linspace(0, width - 1, w, dtype=torch.float64)
-    v = torch.linspace(0, height - 1, h, dtype=torch.float64)
+    u = torch.linspace(0, width - 1, w, dtype=torch.float64, device="cpu")
+    v = torch.linspace(0, height - 1, h, dtype=torch.float64, device="cpu")
     return Frustum(u, v, d, (height, width), (h, w))
 
 
 def pair(name: str, size: object) -> tuple[int, int]:
     """A (height, width) of positive integers, or an error that names it."""
     try:
-        rows, columns = (int(value) for value in size if int(value) == value)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be two integers (height, width); got {size!r}") from None
+        given: tuple[Any, ...] = tuple(size)  # type: ignore[arg-type]
+        rows, columns = map(int, given)
+        whole = given == (rows, columns)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        whole = False
+    if not whole:
+        raise TypeError(f"{name} must be two integers (height, width); got {size!r}")
     if rows < 1 or columns < 1:
         raise ValueError(f"{name} must be positive; got {(rows, columns)}")
     return rows, columns
 
 
-def _arange(dbound: Iterable[float]) -> Tensor:
+def numbers(name: str, given: object, accepted: str, count: int) -> tuple[float, ...]:
+    """So many real numbers, or a TypeError that names them."""
     try:
-        start, stop, step = (float(value) for value in dbound)
-    except (TypeError, ValueError):
-        raise TypeError(f"dbound must be three numbers (start, stop, step); got {dbound!r}") from None
+        values: tuple[Any, ...] = tuple(given)  # type: ignore[arg-type]
+        if len(values) == count and not any(isinstance(k, (str, bytes, np.complexfloating)) for k in values):
+            return tuple(map(float, values))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise TypeError(f"{name} must be {accepted}; got {given!r}")
+
+
+def _arange(dbound: Iterable[float]) -> Tensor:
+    start, stop, step = numbers("dbound", dbound, "three numbers (start, stop, step)", 3)
     given = f"dbound=({start:g}, {stop:g}, {step:g})"
     if not all(map(math.isfinite, (start, stop, step))):
         raise ValueError(f"{given} must be finite")
     if start <= 0 or step <= 0 or stop <= start:
         raise ValueError(f"{given}: 0 < start < stop and 0 < step are accepted")
-    return start + step * torch.arange(math.ceil((stop - start) / step), dtype=torch.float64)
+    bins = (stop - start) / step
+    if bins > MOST_BINS:
+        raise ValueError(f"{given} has {bins:.10g} bins; at most 2**20 = {MOST_BINS} are accepted")
+    return start + step * torch.arange(math.ceil(bins), dtype=torch.float64, device="cpu")
 
 
 def _given(depths: object) -> Tensor:
     try:
-        d = torch.as_tensor(depths).detach().to("cpu", torch.float64, copy=True)
+        d = depths.detach() if isinstance(depths, Tensor) else torch.as_tensor(depths, device="cpu")
+        if d.is_complex():
+            raise TypeError
+        d = d.to("cpu", torch.float64, copy=True)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"depths must be numbers (D,); got {depths!r}") from None
+        raise TypeError(f"depths must be real numbers (D,); got {depths!r}") from None
     if d.ndim != 1 or not len(d):
         raise ValueError(f"depths must have shape (D,) with at least one depth; got shape {tuple(d.shape)}")
     if not bool(torch.isfinite(d).all()) or float(d[0]) <= 0 or not bool((d.diff() > 0).all()):

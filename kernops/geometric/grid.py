@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .frustum import numbers
+
 Bound = tuple[float, float, float]
 
 #: How far from a whole number of cells the bounds may be, in cells: decimal fractions are not exact in binary.
@@ -71,7 +73,7 @@ class BEVGrid:
     def cell_centers(
         self, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
     ) -> torch.Tensor:
-        """Centres (x, y, z) of all cells in the ego frame, in metres: (Z, Y, X, 3).
+        """Centres (x, y, z) of all cells in the ego frame, in metres: (Z, Y, X, 3), on the CPU unless told otherwise.
 
         Example:
             >>> grid = BEVGrid((0.0, 4.0, 1.0), (0.0, 2.0, 1.0), (-1.0, 1.0, 2.0))
@@ -79,7 +81,7 @@ class BEVGrid:
             [3.5, 1.5, 0.0]
         """
         x, y, z = (
-            lower + (torch.arange(count, dtype=torch.float64) + 0.5) * step
+            lower + (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * step
             for lower, step, count in zip(self.lower, self.step, self.counts)
         )
         zz, yy, xx = torch.meshgrid(z, y, x, indexing="ij")
@@ -92,10 +94,7 @@ def _cells(bound: Bound) -> int:
 
 
 def _checked(name: str, bound: object) -> Bound:
-    try:
-        lower, upper, step = (float(value) for value in bound)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be three numbers (lower, upper, step); got {bound!r}") from None
+    lower, upper, step = numbers(name, bound, "three numbers (lower, upper, step)", 3)
     given = f"{name}=({lower:g}, {upper:g}, {step:g})"
     if not all(map(math.isfinite, (lower, upper, step))):
         raise ValueError(f"{given} must be finite")
@@ -104,6 +103,8 @@ def _checked(name: str, bound: object) -> Bound:
     if upper <= lower:
         raise ValueError(f"{given}: the upper end must be above the lower end")
     cells = (upper - lower) / step
+    if cells >= 2**31:
+        raise ValueError(f"{given}: the ends are {cells:.10g} steps apart; fewer than 2**31 are accepted")
     if max(1, round(cells)) - cells > _TOLERANCE or cells - round(cells) > _TOLERANCE:
         accepted = [f"{lower + k * step:.10g}" for k in (math.floor(cells), math.ceil(cells)) if k]
         raise ValueError(

@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from .arguments import check_pool, check_pool_backward, check_rows
 from .kernels import Level, Scale, choose, sum_levels
 
 Tensor = torch.Tensor
@@ -215,18 +216,38 @@ def _bev_pool_backward(
     scale = _scale(kernels, depth, weight, depth_logits)
     rows, values = grad.contiguous().view(-1, channels), feat.contiguous().view(-1, channels)
     grad_w, grad_feat = kernels.splat_backward(rows, values, cells, scale, by_depth or by_weight, by_feat)
-    nothing = feat.new_empty(0)
-    grad_depth = grad_weight = nothing
+    grad_depth = grad_weight = nothing = feat.new_empty(0)
     if grad_w is not None:
-        wide = torch.float64 if feat.dtype == torch.float64 else torch.float32
-        p = torch.softmax(depth, 2, dtype=wide) if depth_logits else depth
-        if by_weight:
-            grad_weight = (grad_w * p).to(feat.dtype)
-        if by_depth:
-            grad_depth = grad_w if weight is None else grad_w * weight
-            if depth_logits:  # p * (g - sum of p * g)
-                grad_depth = torch.ops.aten._softmax_backward_data(grad_depth.to(wide), p, 2, wide).to(feat.dtype)
+        grad_depth, grad_weight = _chain(grad_w, depth, weight, depth_logits, by_depth, by_weight)
     return grad_depth, nothing if grad_feat is None else grad_feat.view(feat.shape), grad_weight
+
+
+#: Derivatives in between are held of so many points at a time, and of no more than about a quarter of the cameras: in
+#: half precision they would be an eighth of the tensor of all lifted points, which is not to be had.
+CHUNK = 1 << 20
+
+
+def _chain(
+    grad_w: Tensor, depth: Tensor, weight: Tensor | None, logits: bool, by_depth: bool, by_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """From the derivative by W, which is wide, to those by depth and weight, some cameras at a time."""
+    if weight is None and not logits:
+        return grad_w.to(depth.dtype), depth.new_empty(0)
+    grad_depth, grad_weight = (depth.new_empty(depth.shape if need else 0) for need in (by_depth, by_weight))
+    grads_w, depths = grad_w.flatten(0, 1), depth.flatten(0, 1)
+    weights = None if weight is None else weight.flatten(0, 1)
+    step = max(1, min(CHUNK // grads_w[0].numel(), -(-len(depths) // 4)))
+    for some in (slice(k, k + step) for k in range(0, len(depths), step)):
+        g = grads_w[some]
+        p = torch.softmax(depths[some], 1, dtype=g.dtype) if logits else depths[some]
+        if by_weight:
+            grad_weight.view(depths.shape)[some] = g * p
+        if by_depth:
+            g = g if weights is None else g * weights[some]
+            if logits:  # p * (g - sum of p * g)
+                g = torch.ops.aten._softmax_backward_data(g, p, 1, g.dtype)
+            grad_depth.view(depths.shape)[some] = g
+    return grad_depth, grad_weight
 
 
 def _masked(mask: Needs, weight: Tensor | None) -> tuple[bool, bool, bool]:
@@ -275,6 +296,11 @@ def _differentiable_backward(
     shape: Sequence[int], variant: str, backend: str, depth_logits: bool, output_mask: Needs,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The derivatives of the splat by W (what multiplies the features), and the chain rule in operations of torch."""
+    if feat.dtype in (torch.float16, torch.bfloat16):  # what comes in between is wide, as it is without a graph
+        wide = None if weight is None else weight.float()
+        rest = (cells, levels, shape, variant, backend, depth_logits, output_mask)
+        found = _differentiable_backward(grad.float(), depth.float(), feat.float(), wide, *rest)
+        return tuple(g.to(feat.dtype) for g in found)  # type: ignore[return-value]
     by_depth, by_feat, by_weight = _masked(output_mask, weight)
     p = torch.softmax(depth, 2) if depth_logits else depth
     w = p if weight is None else p * weight
@@ -333,6 +359,7 @@ class _Gradients(torch.autograd.Function):
 # --- the table --------------------------------------------------------------------------------------------------------
 class _Row(NamedTuple):
     schema: str
+    check: Callable[..., tuple]
     compute: Callable[..., Any]
     fake: Callable[..., Any]
     differentiable: Callable[..., Any]
@@ -346,28 +373,31 @@ _POOL = (
 
 _TABLE = {
     "bucketed_sum": _Row(
-        f"(Tensor values, {_BUCKETS}) -> Tensor", _bucketed_sum,
+        f"(Tensor values, {_BUCKETS}) -> Tensor",
+        lambda t, b, *rest: check_rows(b.shape[0], t, b, *rest), _bucketed_sum,
         lambda values, buckets, levels, n, backend: values.new_empty((n, values.shape[1])),
         lambda values, buckets, levels, n, backend: _apply(_Sum, values, buckets, n, backend, *levels),
     ),
     "bucketed_gather": _Row(
-        f"(Tensor rows, {_BUCKETS}) -> Tensor", _bucketed_gather,
+        f"(Tensor rows, {_BUCKETS}) -> Tensor",
+        lambda t, b, *rest: check_rows(rest[1], t, b, *rest), _bucketed_gather,
         lambda rows, buckets, levels, n, backend: rows.new_empty((buckets.shape[0], rows.shape[1])),
         lambda rows, buckets, levels, n, backend: _apply(_Gather, rows, buckets, n, backend, *levels),
     ),
     "bucketed_cumsum": _Row(
-        "(Tensor values, Tensor order, Tensor starts, bool reverse, str backend) -> Tensor", _bucketed_cumsum,
+        "(Tensor values, Tensor order, Tensor starts, bool reverse, str backend) -> Tensor",
+        lambda t, order, *rest: check_rows(order.shape[0], t, order, *rest), _bucketed_cumsum,
         lambda values, order, starts, reverse, backend: values.new_empty(values.shape),
         lambda *args: _apply(_Cumsum, *args),
     ),
     "bev_pool": _Row(
-        f"({_POOL}) -> Tensor", _bev_pool,
+        f"({_POOL}) -> Tensor", check_pool, _bev_pool,
         lambda depth, feat, weight, cells, levels, shape, *how: feat.new_empty((*shape, feat.shape[-1])),
         _differentiable_pool,
     ),
     "bev_pool_backward": _Row(
         f"(Tensor grad, {_POOL}, bool[3] output_mask) -> (Tensor grad_depth, Tensor grad_feat, Tensor grad_weight)",
-        _bev_pool_backward,
+        check_pool_backward, _bev_pool_backward,
         lambda grad, depth, feat, weight, *rest: _shaped(depth, feat, weight, rest[-1], torch.Tensor.new_empty),
         _differentiable_backward,
     ),
@@ -379,17 +409,21 @@ _library = torch.library.Library("kernops", "FRAGMENT")
 def _register(name: str, row: _Row) -> None:
     _library.define(f"{name}{row.schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
+    def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Shapes of fake tensors are not compared: that would say something about dynamic sizes.
+        return lambda *args: function(*(row.check(*args) if args[0].__class__ in _PLAIN else args))
+
     def record(*args: Any) -> Any:
         if _records(args):
             return row.differentiable(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.kernops, name)(*args)
 
-    _library.impl(name, row.compute, "CompositeExplicitAutograd")
-    _library.impl(name, record, "Autograd")
+    _library.impl(name, checked(row.compute), "CompositeExplicitAutograd")
+    _library.impl(name, checked(record), "Autograd")
     torch.library.register_fake(f"kernops::{name}", row.fake, lib=_library)
     # Under torch.func, before it takes the call apart: for a library's operator it has no derivatives.
-    _library.impl(name, row.differentiable, "FuncTorchDynamicLayerFrontMode")
+    _library.impl(name, checked(row.differentiable), "FuncTorchDynamicLayerFrontMode")
 
 
 for _name, _row in _TABLE.items():

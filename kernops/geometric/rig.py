@@ -14,14 +14,10 @@ import numpy as np
 import torch
 
 from .cells import inverse, product
-from .frustum import pair
+from .frustum import numbers, pair
+from .matrices import check_values, expanded, read
 
 Tensor = torch.Tensor
-
-#: Largest accepted entry of |R Rᵀ - 1|: calibrations kept in float32, or with four decimals, pass.
-ORTHONORMAL = 1e-3
-#: Smallest accepted |determinant|, relative to the product of the lengths of the rows.
-SINGULAR = 1e-12
 
 
 class CameraRig:
@@ -29,7 +25,8 @@ class CameraRig:
 
     A pixel (u, v) of the network's input at depth d lies at ``bda @ cam_to_ego @ (d inv(K) inv(A) (u, v, 1))`` of the
     ego frame, where A is the image augmentation: ``A (u₀, v₀, 1) = (u, v, 1)`` for a pixel (u₀, v₀) of the camera.
-    Tensors, arrays and nested lists are accepted; they are copied to float64 tensors on the device that they are on.
+    Tensors, arrays and nested lists are accepted; they are copied to float64 tensors on the device of the tensors, or
+    on the CPU if there are none.
 
     Args:
         intrinsics: K, (N, 3, 3) or (B, N, 3, 3), in pixels of the camera's image before augmentation.
@@ -51,7 +48,7 @@ class CameraRig:
         names: names of the cameras, ``("camera 0", …)`` if none were given.
 
     Raises:
-        TypeError: an argument is not made of numbers.
+        TypeError: an argument is not made of real numbers.
         ValueError: shapes or devices disagree, or (unless ``check=False``) a matrix is not finite, singular, or not of
             the kind that its argument is for.
 
@@ -87,20 +84,17 @@ class CameraRig:
             "post_trans": post_trans,
             "bda": bda,
         }
-        tensors = _tensors({name: value for name, value in given.items() if value is not None})
-        if intrinsics is None or cam_to_ego is None:
-            raise TypeError("intrinsics and cam_to_ego must be given; got None")
-        batch, cameras = _sizes(tensors)
-        expanded = {name: _expanded(name, t, batch, cameras) for name, t in tensors.items()}
-        self.intrinsics: Tensor = expanded["intrinsics"]
-        self.cam_to_ego: Tensor = _with_last_row(expanded["cam_to_ego"])
-        self.post_rots, self.post_trans = _augmentation(expanded, self.intrinsics)
-        self.bda: Tensor | None = _homogeneous(expanded["bda"]) if "bda" in expanded else None
+        found = read(given)
+        self.intrinsics: Tensor = found["intrinsics"]
+        self.cam_to_ego: Tensor = found["cam_to_ego"]
+        self.post_rots: Tensor | None = found.get("post_rots")
+        self.post_trans: Tensor | None = found.get("post_trans")
+        self.bda: Tensor | None = found.get("bda")
         self._named = names is not None
-        self.names = _names(names, cameras)
+        self.names = _names(names, self.shape[1])
         self._digest: tuple[list[Tensor], list[int], str] | None = None
         if check:
-            _check_values(self)
+            check_values(found, self.names)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
     @property
@@ -176,11 +170,12 @@ class CameraRig:
 
     def _hash(self) -> str:
         batch, cameras = self.shape
-        neutral = {"post_rots": torch.eye(3), "post_trans": torch.zeros(3), "bda": torch.eye(4)}
+        neutral = {"post_rots": torch.eye(3, device="cpu"), "post_trans": torch.zeros(3, device="cpu")}
+        neutral["bda"] = torch.eye(4, device="cpu")
         digest = hashlib.sha256(repr((self.image_size, batch, cameras)).encode())
         for name, matrix in self._matrices().items():
             if matrix is None:  # the same digest as if it were given and did nothing
-                matrix = _expanded(name, neutral[name], batch, cameras)
+                matrix = expanded(name, neutral[name], batch, cameras)
             values = matrix.detach().to("cpu", torch.float64) + 0.0  # -0.0 becomes 0.0
             digest.update(values.numpy().astype("<f8").tobytes())
         return digest.hexdigest()
@@ -226,8 +221,9 @@ class CameraRig:
                 left is kept.
 
         Raises:
-            TypeError: neither ``size`` nor ``scale`` is given, or ``crop`` without ``scale``.
-            ValueError: a factor is not positive, or nothing is left.
+            TypeError: neither ``size`` nor ``scale`` is given, ``crop`` without ``scale``, or one is not of numbers.
+            ValueError: a factor is not positive, ``crop`` is not finite (without ``size``: not whole), or nothing is
+                left.
 
         Example:
             >>> nuscenes_rig().resized(scale=0.44, crop=(140, 0)).image_size  # BEVDet's test-time transform
@@ -236,24 +232,19 @@ class CameraRig:
             (1024, 1024)
         """
         height, width = self.image_size
-        top, left = crop
+        top, left = _crop(crop)
         if scale is None:
             if size is None or (top, left) != (0, 0):
                 raise TypeError(f"give scale, or size alone; got size={size!r}, scale=None, crop={crop!r}")
             rows, columns = pair("size", size)
             sy, sx = rows / height, columns / width
         else:
-            sy, sx = (float(s) for s in (scale if isinstance(scale, (tuple, list)) else (scale, scale)))
-            if not (0 < sy < math.inf and 0 < sx < math.inf):
-                raise ValueError(f"scale must be positive; got {scale!r}")
-            # As the public transforms: the integer part; 1e-9 for factors such as 0.29 that binary rounds down.
-            left_over = (math.floor(height * sy + 1e-9) - top, math.floor(width * sx + 1e-9) - left)
-            if size is None and min(left_over) < 1:
-                raise ValueError(f"crop={crop!r} leaves {left_over} of an image of {self.image_size} by {scale!r}")
-            rows, columns = pair("size", size if size is not None else left_over)
+            sy, sx = _factors(scale)
+            rows, columns = pair("size", _left_over(self.image_size, scale, crop) if size is None else size)
         factors = self.intrinsics.new_tensor((sx, sy, 1.0))
         cut = self.intrinsics.new_tensor((left, top, 0.0))
-        rots = factors[:, None] * (self.post_rots if self.post_rots is not None else torch.eye(3).to(factors))
+        before = torch.eye(3, dtype=factors.dtype, device=factors.device) if self.post_rots is None else self.post_rots
+        rots = factors[:, None] * before
         trans = factors * self.post_trans - cut if self.post_trans is not None else -cut
         return self._made(post_rots=rots, post_trans=trans, image_size=(rows, columns))
 
@@ -283,6 +274,44 @@ def nuscenes_rig() -> CameraRig:
     return CameraRig([c["K"] for c in cameras], poses, data["image_size_hw"], names=names)
 
 
+def _factors(scale: Any) -> tuple[float, float]:
+    """The (vertical, horizontal) factors of a resize."""
+    try:
+        given, _ = scale, tuple(scale)
+    except TypeError:
+        given = (scale, scale)
+    sy, sx = numbers("scale", given, "a number or two (vertical, horizontal)", 2)
+    if not (0 < sy < math.inf and 0 < sx < math.inf):
+        raise ValueError(f"scale must be positive and finite; got {scale!r}")
+    return sy, sx
+
+
+def _crop(crop: Any) -> tuple[float, float]:
+    top, left = numbers("crop", crop, "two numbers (rows off the top, columns off the left)", 2)
+    if not (math.isfinite(top) and math.isfinite(left)):
+        raise ValueError(f"crop must be finite; got {crop!r}")
+    return top, left
+
+
+def _left_over(image_size: tuple[int, int], scale: Any, crop: Any) -> tuple[int, int]:
+    """What a resize and a crop leave of an image."""
+    resized = tuple(side * factor for side, factor in zip(image_size, _factors(scale)))
+    if max(resized) >= 2**31:
+        raise ValueError(f"scale={scale!r} makes {resized} of an image of {image_size}; less than 2**31 is accepted")
+    cut = _crop(crop)
+    if not all(map(float.is_integer, cut)):
+        raise ValueError(f"crop must be whole numbers where size is not given; got {crop!r}")
+    rows, columns = (_whole(side) - int(off) for side, off in zip(resized, cut))
+    if min(rows, columns) < 1:
+        raise ValueError(f"crop={crop!r} leaves {(rows, columns)} of an image of {image_size} by {scale!r}")
+    return rows, columns
+
+
+def _whole(size: float) -> int:
+    """The integer part, as in the public transforms; what is a whole number up to float32's rounding is that number."""
+    return round(size) if abs(size - round(size)) <= size * 2**-23 else math.floor(size)
+
+
 def _rotation(quaternion: Sequence[float]) -> np.ndarray:
     """The rotation matrix of a quaternion (w, x, y, z)."""
     w, x, y, z = np.array(quaternion) / np.linalg.norm(quaternion)
@@ -295,148 +324,9 @@ def _rotation(quaternion: Sequence[float]) -> np.ndarray:
     )
 
 
-# --- reading and checking what is given -------------------------------------------------------------------------------
-#: Accepted shapes of an argument, without (B, N), and what may stand before them.
-_ENDS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "intrinsics": ((3, 3),),
-    "cam_to_ego": ((4, 4), (3, 4)),
-    "post_rots": ((3, 3),),
-    "post_trans": ((3,),),
-    "bda": ((3, 3), (4, 4)),
-}
-_LEADS = {
-    "intrinsics": ("N", "B, N"),
-    "cam_to_ego": ("N", "B, N"),
-    "post_rots": ("", "N", "B, N"),
-    "post_trans": ("", "N", "B, N"),
-    "bda": ("", "B"),
-}
-
-
-def _tensors(given: dict[str, Any]) -> dict[str, Tensor]:
-    """Copies in float64, all on the device of those that are tensors."""
-    devices = {name: value.device for name, value in given.items() if isinstance(value, Tensor)}
-    if len(set(devices.values())) > 1:
-        raise ValueError(
-            f"all tensors must be on one device; got {', '.join(f'{k} on {v}' for k, v in devices.items())}"
-        )
-    device = next(iter(devices.values()), torch.device("cpu"))
-    if device.type == "mps":
-        raise ValueError("mps has no float64, which calibrations are kept in; give the matrices on the CPU")
-    found = {}
-    for name, value in given.items():
-        if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
-            value = torch.stack([torch.as_tensor(v) for v in value])
-        try:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
-        except (TypeError, ValueError):
-            raise TypeError(f"{name} must be a tensor, an array or nested lists of numbers; got {value!r}") from None
-        if tensor.is_complex():
-            raise TypeError(f"{name} must be real; got {tensor.dtype}")
-        found[name] = tensor.detach().to(device, torch.float64, copy=True)
-    return found
-
-
-def _sizes(tensors: dict[str, Tensor]) -> tuple[int, int]:
-    """(B, N) that all shapes agree on."""
-    sizes: dict[str, dict[str, int]] = {"B": {}, "N": {}}
-    for name, tensor in tensors.items():
-        shape, ends, leads = tuple(tensor.shape), _ENDS[name], _LEADS[name]
-        end = next((e for e in ends if shape[len(shape) - len(e) :] == e), None)
-        lead = next(
-            (k for k in leads if end is not None and len(shape) - len(end) == len(k.split(", ")) * bool(k)), None
-        )
-        if lead is None:
-            accepted = [f"({', '.join([k] * bool(k) + [*map(str, e)])})" for e in ends for k in leads]
-            raise ValueError(f"{name} must have shape {' or '.join(accepted)}; got {shape}")
-        for letter, size in zip(lead.split(", ") if lead else (), shape):
-            sizes[letter][name] = size
-    (cameras, *others), batches = set(sizes["N"].values()), set(sizes["B"].values()) - {1}
-    if others or len(batches) > 1:
-        what, found = ("cameras", sizes["N"]) if others else ("samples", sizes["B"])
-        raise ValueError(f"the numbers of {what} disagree: {', '.join(f'{k} has {v}' for k, v in found.items())}")
-    batch = batches.pop() if batches else 1
-    if not batch or not cameras:
-        raise ValueError(f"at least one sample and one camera are needed; got B={batch}, N={cameras}")
-    return batch, cameras
-
-
-def _expanded(name: str, tensor: Tensor, batch: int, cameras: int) -> Tensor:
-    """With its own (B, N), or (B,) for bda, in front, and memory of its own."""
-    if name == "bda":
-        return tensor.expand(batch, *tensor.shape[-2:]).contiguous()
-    rank = 1 if name == "post_trans" else 2
-    return tensor.expand(batch, cameras, *tensor.shape[tensor.ndim - rank :]).contiguous()
-
-
-def _with_last_row(poses: Tensor) -> Tensor:
-    if poses.shape[-2] == 4:
-        return poses
-    last = torch.eye(4, dtype=poses.dtype, device=poses.device)[3:]
-    return torch.cat((poses, last.expand(*poses.shape[:-2], 1, 4)), -2)
-
-
-def _homogeneous(bda: Tensor) -> Tensor:
-    if bda.shape[-1] == 4:
-        return bda
-    return _with_last_row(torch.cat((bda, torch.zeros_like(bda[..., :1])), -1))
-
-
-def _augmentation(expanded: dict[str, Tensor], like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """post_rots and post_trans: both, if one of them is given."""
-    rots, trans = expanded.get("post_rots"), expanded.get("post_trans")
-    if rots is None and trans is not None:
-        rots = torch.eye(3, dtype=like.dtype, device=like.device).expand_as(like).contiguous()
-    if trans is None and rots is not None:
-        trans = torch.zeros_like(rots[..., 0])
-    return rots, trans
-
-
 def _names(names: Sequence[str] | None, cameras: int) -> tuple[str, ...]:
     if names is None:
         return tuple(f"camera {n}" for n in range(cameras))
     if isinstance(names, str) or len(names) != cameras:
         raise ValueError(f"names must be one name for each of the {cameras} cameras; got {names!r}")
     return tuple(map(str, names))
-
-
-def _check_values(rig: CameraRig) -> None:
-    """Raise for the first matrix that is not what its argument is for."""
-    found = {name: t.cpu() for name, t in rig._matrices().items() if t is not None}
-    for name, t in found.items():
-        _refuse(rig, name, t, ~torch.isfinite(t).flatten(1 if name == "bda" else 2).all(-1), "must be finite")
-    bottom = torch.eye(4, dtype=torch.float64)[3]
-    K, pose = found["intrinsics"], found["cam_to_ego"]
-    _refuse(rig, "intrinsics", K, (K[..., 2, :] != bottom[1:]).any(-1), "must have the last row (0, 0, 1)")
-    _refuse(rig, "intrinsics", K, _singular(K), "must be invertible")
-    hint = "; its last column is (0, 0, 0, 1): is it transposed?" if bool((pose[..., 3] == bottom).all()) else ""
-    _refuse(rig, "cam_to_ego", pose, (pose[..., 3, :] != bottom).any(-1), f"must have the last row (0, 0, 0, 1){hint}")
-    R = pose[..., :3, :3]
-    error = (R @ R.mT - torch.eye(3, dtype=torch.float64)).abs().amax((-2, -1))
-    accepted = "its 3x3 block must be a rotation (give scales and flips of the ego frame as bda): "
-    _refuse(rig, "cam_to_ego", pose, error > ORTHONORMAL, f"{accepted}no entry of |R Rᵀ - 1| above {ORTHONORMAL:g}")
-    _refuse(rig, "cam_to_ego", pose, torch.linalg.det(R) < 0, f"{accepted}this one mirrors")
-    if "post_rots" in found:
-        rots, trans = found["post_rots"], found["post_trans"]
-        mixed = (rots[..., 2, :] != bottom[1:]).any(-1) | (rots[..., :2, 2] != 0).any(-1)
-        _refuse(rig, "post_rots", rots, mixed, "must act on (u, v) alone: third row and column (0, 0, 1)")
-        _refuse(rig, "post_rots", rots, _singular(rots), "must be invertible")
-        _refuse(rig, "post_trans", trans, trans[..., 2] != 0, "must act on (u, v) alone: 0 in the last place")
-    if "bda" in found:
-        bda = found["bda"]
-        _refuse(rig, "bda", bda, (bda[..., 3, :] != bottom).any(-1), "must have the last row (0, 0, 0, 1)")
-        _refuse(rig, "bda", bda, _singular(bda[..., :3, :3]), "must be invertible")
-
-
-def _refuse(rig: CameraRig, name: str, tensor: Tensor, bad: Tensor, accepted: str) -> None:
-    if not bool(bad.any()):
-        return
-    place = [int(k) for k in bad.nonzero()[0]]
-    where = f"sample {place[0]}" if rig.shape[0] > 1 or name == "bda" else ""
-    whose = ", ".join([where] * bool(where) + [rig.names[n] for n in place[1:]])
-    raise ValueError(f"{name} of {whose} {accepted}; got {tensor[tuple(place)].tolist()}")
-
-
-def _singular(matrix: Tensor) -> Tensor:
-    """|det| against Hadamard's bound: a number without units."""
-    return torch.linalg.det(matrix).abs() <= SINGULAR * torch.linalg.vector_norm(matrix, dim=-1).prod(-1)

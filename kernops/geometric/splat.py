@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .buckets import check_float
 from .operator import call
@@ -47,7 +47,8 @@ def splat(
             in float16) are exact, so there is nothing to gain: a power of two changes no bit in float32 and float64,
             other numbers add a rounding, and a float16 result is rounded in its own range either way. What can be lost:
             ``prescale * feat`` beyond 65504 overflows, and the float16 gradient by the result is divided by it too.
-        rig: the cameras that the data is from: a UserWarning if the plan is of another calibration.
+        rig: the cameras that the data is from: a UserWarning if the plan is of another calibration. A plan that was
+            made from cells has none to compare with.
 
     Returns:
         (B, C, Z, Y, X), of the dtype of the inputs: a view of contiguous memory (B, Z, Y, X, C), channels last.
@@ -71,11 +72,14 @@ def splat(
     "BEVPoolv2", 2022.
     """
     _check(depth, feat, plan, weight)
+    if depth_logits is not True and depth_logits is not False:
+        raise TypeError(f"depth_logits must be True or False; got {depth_logits!r}")
     if rig is not None and not is_dynamo_compiling():
         _compare(rig, plan)
     if prescale is not None:
-        feat = feat * _positive(prescale)
-    how = (plan.shape, plan.variant, plan.backend, bool(depth_logits))
+        prescale = _positive(prescale, feat.dtype)
+        feat = feat * prescale
+    how = (plan.shape, plan.variant, plan.backend, depth_logits)
     out: Tensor = call("bev_pool", depth, feat, weight, plan.cells, plan._flat, *how)
     if prescale is not None:
         out = out / prescale
@@ -112,7 +116,7 @@ def splat_features(x: Tensor, plan: SplatPlan) -> Tensor:
             f"x must have shape (B, N, D, h, w, C) with the plan's {tuple(plan.cells.shape)}; got {tuple(x.shape)}"
         )
     _check_device("x", x, plan)
-    if is_dynamo_compiling():
+    if is_compiling():  # also in an export that runs Python: the plan must not keep what it makes
         levels = [] if plan._points is None else plan._points
     else:
         levels = plan.by_point()
@@ -163,7 +167,11 @@ def _check_plan(plan: SplatPlan) -> None:
         raise TypeError(f"plan must be a SplatPlan; got {type(plan).__name__}")
 
 
-def _compare(rig: CameraRig, plan: SplatPlan) -> None:
+def _compare(rig: object, plan: SplatPlan) -> None:
+    from .rig import CameraRig
+
+    if not isinstance(rig, CameraRig):
+        raise TypeError(f"rig must be a CameraRig or None; got {type(rig).__name__}")
     if plan.calibration is not None and plan.calibration != rig.calibration:
         warnings.warn(
             "splat: the plan is of another calibration than the rig that was given; plan.refresh(rig) brings it up to "
@@ -173,7 +181,16 @@ def _compare(rig: CameraRig, plan: SplatPlan) -> None:
         )
 
 
-def _positive(prescale: float) -> float:
-    if isinstance(prescale, bool) or not isinstance(prescale, (int, float)) or not 0 < prescale < math.inf:
-        raise ValueError(f"prescale must be None or a positive number; got {prescale!r}")
-    return prescale
+def _positive(prescale: float, dtype: torch.dtype) -> float:
+    """``prescale`` as a float; an error unless multiplying and dividing by it leave numbers of ``dtype`` finite."""
+    limits = torch.finfo(dtype)
+    if (
+        isinstance(prescale, bool)
+        or not isinstance(prescale, numbers.Real)
+        or not (limits.smallest_normal <= prescale <= limits.max)
+    ):
+        raise ValueError(
+            f"prescale must be None or a positive number from {limits.smallest_normal:.3g} to {limits.max:.3g}, the "
+            f"range of {dtype}; got {prescale!r}"
+        )
+    return float(prescale)

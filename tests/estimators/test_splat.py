@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import pickle
 import warnings
 from typing import Any
@@ -205,6 +206,19 @@ def test_another_calibration_warns_until_the_plan_is_refreshed() -> None:
     np.testing.assert_allclose(bev, make().fit(other).transform(X))
 
 
+@pytest.mark.parametrize("samples", [0, 1, 3])
+def test_the_warning_is_one_and_points_at_the_caller(samples: int) -> None:
+    other = RIG.with_augmentation(bda=[[1.0, 0, 0], [0, -1, 0], [0, 0, 1]])
+    pooling, X = make().fit(RIG), {**sample(samples), "rig": other}
+    pipeline = Pipeline([("pool", pooling)])
+    for call in (pooling.transform, pipeline.transform):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(X)
+        assert [(w.category, w.filename) for w in caught] == [(UserWarning, __file__)]
+        assert linecache.getline(__file__, caught[0].lineno).strip() == "call(X)"
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 BAD_PARAMETERS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"variant": "sorted"}, ValueError, "variant of SplatPooling must be one of 'auto', 'cumsum'.*; got 'sorted'"),
@@ -246,7 +260,17 @@ BAD_DATA: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"depth": torch.zeros(1, 6, 5, 4, 11).double()}, ValueError, "one kind; got depth: torch, features: numpy"),
     ({"depth": np.zeros((1, 6, 5, 4, 11), np.float32)}, ValueError, "one dtype"),
     ({"depth": np.zeros((1, 6, 5, 4, 12))}, ValueError, r"depth must have the plan's shape .*got \(1, 6, 5, 4, 12\)"),
-    ({"depth": np.zeros((2, 6, 5, 4, 11))}, ValueError, "depth must have the plan's shape"),
+    (
+        {"depth": np.zeros((2, 6, 5, 4, 11))},
+        ValueError,
+        r"one number B of samples; got shapes depth \(2, 6, 5, 4, 11\), features \(1, 6, 4, 11, 3\)",
+    ),
+    (
+        {"weight": np.zeros((1, 6, 5, 4, 10))},
+        ValueError,
+        r"weight must have the shape of depth, \(1, 6, 5, 4, 11\); got \(1, 6, 5, 4, 10\)",
+    ),
+    ({"depth": torch.tensor(1.0).numpy()}, ValueError, r"got shapes depth \(\)"),
     ({"features": np.zeros((1, 6, 3, 4, 11))}, ValueError, "feat must have shape .*channels last"),
 ]
 
@@ -255,6 +279,41 @@ BAD_DATA: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_names_bad_data(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make().fit(RIG).transform({**sample(), **change})
+
+
+@pytest.mark.parametrize("weights", [0, 1, 2, 4])
+@pytest.mark.parametrize("samples", [0, 1, 3])
+def test_weights_of_other_samples(samples: int, weights: int) -> None:
+    if samples == weights:
+        return
+    X = {**sample(samples), "weight": np.ones((weights, 6, len(DEPTHS), *FEATURES))}
+    shapes = rf"weight must have the shape of depth, \({samples}, 6, 5, 4, 11\); got \({weights}, 6, 5, 4, 11\)"
+    with pytest.raises(ValueError, match=shapes):
+        make().fit(RIG).transform(X)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("depth", np.zeros((1,)), "depth must have the plan's shape"),
+        ("depth", np.zeros((1, 6, 5, 4, 12)), "depth must have the plan's shape"),
+        ("depth", np.zeros((1, 6, 5, 4, 11), np.float32), "one dtype"),
+        ("features", np.zeros((1, 3)), "feat must have shape .*channels last"),
+        ("features", np.zeros((1, 6, 3, 4, 11)), "feat must have shape .*channels last"),
+        ("weight", np.zeros((1, 6, 5, 4, 11), np.float32), "one dtype"),
+    ],
+)
+def test_all_samples_are_checked_alike(name: str, value: np.ndarray, message: str, samples: int) -> None:
+    X = {**sample(samples), name: np.repeat(value, samples, axis=0)}
+    with pytest.raises(ValueError, match=message):
+        make().fit(RIG).transform(X)
+
+
+def test_no_samples_have_gradients() -> None:
+    tensors = {name: torch.from_numpy(a).requires_grad_() for name, a in sample(0).items()}
+    make(depth_logits=True).fit(RIG).transform(tensors).sum().backward()
+    assert all(t.grad is not None and t.grad.shape == t.shape for t in tensors.values())
 
 
 def test_data_must_be_a_mapping() -> None:

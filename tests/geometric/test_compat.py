@@ -268,6 +268,36 @@ def test_bev_pool_v2_second_derivatives(problem: Problem) -> None:
     assert torch.autograd.gradgradcheck(problem.pooled, inputs)
 
 
+def test_bev_pool_v2_under_torch_func() -> None:
+    """The same derivatives as autograd's, of the first and of the second order."""
+    problem = Problem(40, (2, 1, 3, 3), 4, seed=0)
+
+    def loss(depth: Tensor, feat: Tensor) -> Tensor:
+        return problem.pooled(depth, feat).sin().sum()
+
+    def slope(depth: Tensor, feat: Tensor) -> Tensor:
+        return torch.func.grad(loss)(depth, feat).sin().sum()
+
+    depth, feat = (t.clone().requires_grad_() for t in (problem.depth, problem.feat))
+    first = torch.autograd.grad(problem.dense(depth, feat).sin().sum(), (depth, feat), create_graph=True)
+    second = torch.autograd.grad(first[0].sin().sum(), (depth, feat))
+    for function, want in ((loss, first), (slope, second)):
+        got = torch.func.grad(function, (0, 1))(problem.depth, problem.feat)
+        torch.testing.assert_close(got, tuple(w.detach() for w in want))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_bev_pool_v2_integers_of_any_width(dtype: torch.dtype) -> None:
+    """With more places, rows and cells than the narrow ones can count."""
+    links = [torch.tensor([3, 100], dtype=dtype)] * 3
+    bounds = [torch.tensor(k, dtype=dtype) for k in ([0, 1], [1, 1])]
+    depth, feat = torch.arange(256.0), torch.arange(512.0).reshape(256, 2)
+    bev = bev_pool_v2(depth, feat, *links, (1, 1, 2, 128, 2), *bounds)  # type: ignore[call-arg,arg-type]
+    want = torch.zeros(256, 2)
+    want[3], want[100] = 3 * torch.tensor([6.0, 7.0]), 100 * torch.tensor([200.0, 201.0])
+    assert torch.equal(bev.permute(0, 2, 3, 4, 1).reshape(256, 2), want)
+
+
 def test_bev_pool_v2_mixed_dtypes_are_promoted() -> None:
     depth, feat = (t.detach() for t in published_inputs())
     bev = bev_pool_v2(depth.half(), feat, **PUBLISHED)
@@ -313,9 +343,20 @@ BAD = [
     ({"interval_lengths": torch.tensor([3, 2])}, "several intervals hold point 2"),
     ({"interval_lengths": torch.tensor([2, 3])}, "list of 4 points; interval 1 has interval_starts 2 and.* 3"),
     ({"interval_starts": torch.tensor([-1, 2])}, "interval 0 has interval_starts -1"),
+    (
+        {"interval_starts": torch.tensor([0, 2**63 - 1])},
+        "interval 1 has interval_starts 9223372036854775807 and interval_lengths 2",
+    ),
+    (
+        {"interval_starts": torch.tensor([0, 2**62]), "interval_lengths": torch.tensor([2, 2**62])},
+        "list of 4 points; interval 1 has interval_starts 4611686018427387904",
+    ),
+    ({"interval_lengths": torch.tensor([2**63 - 1, 2])}, "interval 0 has interval_starts 0 and .* 9223372036854775807"),
+    ({"bev_feat_shape": None}, r"bev_feat_shape \(B, Z, Y, X, C\) must be integers; got None"),
+    ({"bev_feat_shape": ()}, r"bev_feat_shape must be \(B, Z, Y, X, C\); got \(\)"),
     ({"bev_feat_shape": (1, 2, 2, 2)}, r"bev_feat_shape must be \(B, Z, Y, X, C\); got \(1, 2, 2, 2\)"),
     ({"bev_feat_shape": (1, 1, 2, 2, 3)}, r"feat must have shape \(..., C\) with the C = 3"),
-    ({"bev_feat_shape": (1, 0, 2, 2, 2)}, "bev_feat_shape must be positive"),
+    ({"bev_feat_shape": (1, 0, 2, 2, 2)}, "bev_feat_shape .* must be positive"),
     ({"feat": torch.ones(1, 1, 2, 2, 2).int()}, "feat must be of float16.*got int32"),
     ({"depth": torch.ones(8, device="meta")}, "one device; got depth on meta"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_one_row_and_one_column_look_at_the_first_pixel():
         ({"image_size": (0, 704)}, ValueError, r"image_size must be positive; got \(0, 704\)"),
         ({"feature_size": (16, -1)}, ValueError, "feature_size must be positive"),
         ({"feature_size": (16, 44, 3)}, TypeError, "feature_size must be two integers"),
+        ({"image_size": (math.inf, 704)}, TypeError, r"image_size must be two integers .*; got \(inf, 704\)"),
+        ({"feature_size": (math.nan, 2)}, TypeError, "feature_size must be two integers"),
+        ({"feature_size": (16, 0.5, 44)}, TypeError, "feature_size must be two integers"),
+        ({"dbound": (1, 60, 1 + 1j)}, TypeError, "dbound must be three numbers"),
+        ({"dbound": np.array([1, 60, 1 + 1j], np.complex64)}, TypeError, "dbound must be three numbers"),
+        ({"dbound": "123"}, TypeError, "dbound must be three numbers"),
+        ({"dbound": (1, 2, 1e-12)}, ValueError, r"dbound=\(1, 2, 1e-12\) has 1e\+12 bins; at most 2\*\*20 = 1048576"),
+        ({"dbound": (1, 2, 5e-324)}, ValueError, "has inf bins"),
+        ({"dbound": (1, 2**20 + 1.5, 1)}, ValueError, "has 1048576.5 bins"),
+        ({"dbound": None, "depths": np.array([1.0, 2 + 1j])}, TypeError, "depths must be real numbers"),
+        ({"dbound": None, "depths": torch.tensor([1.0, 2 + 1j])}, TypeError, "depths must be real numbers"),
         ({"dbound": None}, TypeError, "one of dbound and depths; got neither"),
         ({"depths": [1.0]}, TypeError, "one of dbound and depths; got both"),
         ({"dbound": (1, 60)}, TypeError, r"dbound must be three numbers \(start, stop, step\)"),
@@ -83,7 +95,7 @@ def test_one_row_and_one_column_look_at_the_first_pixel():
         ({"dbound": None, "depths": [0.0, 1.0]}, ValueError, "finite, positive and increasing"),
         ({"dbound": None, "depths": [1.0, float("inf")]}, ValueError, "finite, positive and increasing"),
         ({"dbound": None, "depths": [float("nan")]}, ValueError, "finite, positive and increasing"),
-        ({"dbound": None, "depths": "far"}, TypeError, "depths must be numbers"),
+        ({"dbound": None, "depths": "far"}, TypeError, "depths must be real numbers"),
     ],
 )
 def test_bad_input(changed, error, message):
@@ -96,3 +108,15 @@ def test_copies():
     for other in (pickle.loads(pickle.dumps(made)), made.to("cpu")):
         assert repr(other) == repr(made) == "Frustum(16 x 44 features of 256 x 704 pixels, 59 depths 1 … 59 m)"
         assert torch.equal(other.d, made.d)
+
+
+def test_as_many_bins_as_are_accepted():
+    assert len(frustum((8, 8), (2, 2), dbound=(1, 2**20 + 1, 1)).d) == 2**20
+
+
+@pytest.mark.parametrize("bins", [{"dbound": (1, 3, 1)}, {"depths": [1, 2]}, {"depths": np.array([1.0, 2.0])}])
+def test_made_on_the_cpu_whatever_the_default_device(bins):
+    with torch.device("meta"):
+        made = frustum((256, 704), (16, 44), **bins)
+    assert {t.device.type for t in (made.u, made.v, made.d)} == {"cpu"}
+    assert made.d.tolist() == [1.0, 2.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,6 +48,9 @@ def test_centres():
     assert grid.cell_centers().tolist() == expected
     assert grid.cell_centers().dtype == torch.float64
     assert grid.cell_centers(dtype=torch.float32).dtype == torch.float32
+    with torch.device("meta"):
+        assert grid.cell_centers().tolist() == expected
+        assert grid.cell_centers(device="meta").device.type == "meta"
 
 
 @settings(deadline=None)
@@ -76,6 +80,8 @@ def test_whole_numbers_of_steps_and_no_others(lower, step, count, moved):
         ((1.0, -1.0, 1.0), "upper end must be above"),
         ((0.0, float("inf"), 1.0), "finite"),
         ((0.0, float("nan"), 1.0), "finite"),
+        ((0.0, 1.0, 5e-324), r"inf steps apart; fewer than 2\*\*31 are accepted"),
+        ((-1e308, 1e308, 1.0), "inf steps apart"),
     ],
 )
 @pytest.mark.parametrize("name", ["xbound", "ybound", "zbound"])
@@ -84,7 +90,9 @@ def test_bounds_that_do_not_fit(name, bound, message):
         BEVGrid(**{"xbound": UNIT, "ybound": UNIT, "zbound": UNIT, name: bound})
 
 
-@pytest.mark.parametrize("bound", [(0.0, 1.0), 3.0, None, "abc", (0, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "bound", [(0.0, 1.0), 3.0, None, "abc", "011", (0, 1, 1, 1), (0, 1, 1j), np.array([0, 1, 1 + 1j])]
+)
 def test_bounds_that_are_none(bound):
     with pytest.raises(TypeError, match=r"ybound must be three numbers \(lower, upper, step\)"):
         BEVGrid(UNIT, bound, UNIT)

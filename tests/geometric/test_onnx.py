@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernops.geometric import SplatPlan, splat
+from kernops.geometric import SplatPlan, splat, splat_features
 from kernops.geometric.deploy import export_onnx, strip_functions, with_functions
 
 onnx = pytest.importorskip("onnx")
@@ -360,6 +360,54 @@ def test_models_that_cannot_have_bodies(old: str, new: str, message: str) -> Non
 def test_an_opset_that_is_too_old() -> None:
     with pytest.raises(ValueError, match="opset must be at least 18.*got 17"):
         export_onnx(Pool(SplatPlan.from_cells(make_cells(), SHAPE)), make_inputs(), opset=17)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dynamo": False}, ValueError, "dynamo must be True: .*; got False"),
+        ({"opset_version": 20}, TypeError, "opset_version is called opset here; got opset_version=20"),
+        ({"f": "pool.onnx"}, TypeError, "f is called path here; got f='pool.onnx'"),
+        ({"opset": "20"}, TypeError, "opset must be an integer or None; got '20'"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        export_onnx(Pool(SplatPlan.from_cells(make_cells(), SHAPE)), make_inputs(), **options)
+
+
+def test_options_that_say_nothing_new() -> None:
+    model = Pool(SplatPlan.from_cells(make_cells(), SHAPE))
+    proto = exported(model, make_inputs(), dynamo=True, custom_translation_table=None)
+    assert len(pool_nodes(proto)) == 1
+
+
+class PoolOfFrustum(torch.nn.Module):
+    def __init__(self, plan: SplatPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def forward(self, x: Tensor) -> Tensor:
+        return splat_features(x, self.plan)
+
+
+class Eigenvalues(torch.nn.Module):
+    """ONNX has no operator for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x).abs()
+
+
+def test_operators_that_cannot_be_exported() -> None:
+    model, x = PoolOfFrustum(SplatPlan.from_cells(make_cells(), SHAPE)).eval(), torch.rand(*POINTS, CHANNELS)
+    model(x)
+    with pytest.raises(ValueError, match=r"splat alone can be exported to ONNX; .*torch.ops.kernops.bucketed_sum"):
+        export_onnx(model, (x,))
+
+
+def test_other_errors_of_the_exporter_are_left_alone() -> None:
+    with pytest.raises(torch.onnx.errors.OnnxExporterError):
+        export_onnx(Eigenvalues().eval(), (torch.rand(3, 3),))
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnx_ir", "onnxscript"])

@@ -285,3 +285,69 @@ def test_what_has_no_rule_says_so(place: At):
     out = splat(depth, feat.requires_grad_(), plan)
     with pytest.raises(RuntimeError, match="[Bb]atching rule not implemented"):
         torch.autograd.grad(out, feat, torch.ones((2, *out.shape), dtype=f64).to(out.device), is_grads_batched=True)
+
+
+# --- called by name ---------------------------------------------------------------------------------------------------
+def pool(**changed: object) -> Tensor:
+    """``torch.ops.kernops.bev_pool`` of two points of one pixel, with some arguments changed."""
+    given: dict[str, object] = {
+        "depth": torch.tensor([1.0, 2.0]).view(1, 1, 2, 1, 1), "feat": torch.full((1, 1, 1, 1, 3), 5.0), "weight": None,
+        "cells": torch.tensor([1, 0], dtype=torch.int32).view(1, 1, 2, 1, 1), "levels": [], "shape": (1, 1, 1, 2),
+        "variant": "atomic", "backend": "auto", "depth_logits": False,
+    }  # fmt: skip
+    return torch.ops.kernops.bev_pool(*{**given, **changed}.values())
+
+
+def test_an_operator_by_its_name():
+    want = torch.tensor([[10.0] * 3, [5.0] * 3]).view(1, 1, 1, 2, 3)
+    assert torch.equal(pool(), want)
+    assert torch.equal(pool(cells=torch.tensor([1, 0]).view(1, 1, 2, 1, 1)), want)  # int64
+    depth = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1, 1).requires_grad_()
+    (grad,) = torch.autograd.grad(pool(depth=depth, cells=torch.tensor([1, -1]).view(1, 1, 2, 1, 1)).sum(), depth)
+    assert grad.flatten().tolist() == [15.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"depth": torch.ones(1, 1, 3, 1, 1)}, r"depth must have shape \(1, 1, 2, 1, 1\)"),
+        ({"depth": torch.ones(1, 1, 2, 1, 1, dtype=torch.int32)}, "depth must have .* floating-point dtype"),
+        ({"feat": torch.ones(1, 1, 3, 1, 1)}, r"feat must have shape \(1, 1, 1, 1\) and C"),
+        ({"feat": torch.ones(1, 1, 1, 1, 3, dtype=f64)}, "depth must have .* dtype of feat"),
+        ({"weight": torch.ones(1, 1, 1, 1, 1)}, "weight must have shape"),
+        ({"cells": torch.ones(1, 1, 2, 1, 1)}, "cells must be int32 or int64"),
+        ({"shape": (2, 1, 1, 2)}, r"shape must be \(B, Z, Y, X\) with the B = 1"),
+        ({"variant": "cumsum"}, "need levels; got 'cumsum'"),
+        ({"variant": "sorted"}, "variant must be one of"),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_operator_checks_what_it_is_given(changed: dict, message: str, grad: bool):
+    if grad and "feat" not in changed:
+        changed = {**changed, "feat": torch.ones(1, 1, 1, 1, 3, requires_grad=True)}
+    with pytest.raises(ValueError, match=message):
+        pool(**changed)
+
+
+def test_sums_by_bucket_by_name():
+    buckets = torch.tensor([0, 1, 0], dtype=torch.int32)
+    op = torch.ops.kernops.bucketed_sum
+    assert op(torch.tensor([[1.0], [2.0], [4.0]]), buckets, [], 2, "auto").flatten().tolist() == [5.0, 2.0]
+    with pytest.raises(ValueError, match=r"values must be a floating-point tensor \(3, C\)"):
+        op(torch.ones(4, 1), buckets, [], 2, "auto")
+    with pytest.raises(ValueError, match="buckets or order must be int32"):
+        op(torch.ones(3, 1), buckets.long(), [], 2, "auto")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_of_the_splat_of_features(place: At, strict: bool):
+    plan, *_ = problem(place)
+
+    class Pool(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return splat_features(x, plan)
+
+    x = torch.rand(*plan.cells.shape, CASE.channels, dtype=f64, device=place.device)
+    program = torch.export.export(Pool(), (x,), strict=strict)
+    assert plan._points is None
+    torch.testing.assert_close(program.module()(x), splat_features(x, plan))

@@ -146,6 +146,31 @@ def test_kinds_of_input_agree():
     assert len(digests) == 1
 
 
+def test_made_on_the_cpu_whatever_the_default_device():
+    given_ = random_rig(5, 2, 3)
+    want = CameraRig(**given_, image_size=(8, 8))
+    mixed: dict[str, Any] = {k: [torch.from_numpy(v[0]), v[1].tolist()] for k, v in given_.items()}
+    with torch.device("meta"):
+        for arguments in (given_, {k: v.tolist() for k, v in given_.items()}, mixed):
+            assert CameraRig(**arguments, image_size=(8, 8)).calibration == want.calibration
+        assert nuscenes_rig().device.type == "cpu"
+
+
+def test_changed_on_its_device_whatever_the_default_device():
+    flip, given_ = np.diag([1.0, -1.0, 1.0]), random_rig(5, 1, 6)
+    plain = CameraRig(given_["intrinsics"], given_["cam_to_ego"], (64, 128))
+    short = given_["cam_to_ego"][..., :3, :]
+
+    def digests() -> list[str]:
+        made = [plain.resized(scale=0.5), plain.resized((8, 8)).resized(scale=2.0), plain.with_augmentation(bda=flip)]
+        made += [plain.with_augmentation(post_trans=[1.0, 2.0, 0.0]), CameraRig(given_["intrinsics"], short, (64, 128))]
+        return [r.calibration for r in made]
+
+    want = digests()
+    with torch.device("meta"):
+        assert digests() == want
+
+
 def test_single_precision_is_kept_as_it_is():
     given_: dict[str, Any] = {k: v.astype(np.float32) for k, v in random_rig(5, 1, 6).items()}
     made = CameraRig(**given_, image_size=(8, 8))
@@ -213,6 +238,19 @@ def test_resizing_composes_with_what_is_there():
     assert after.image_size == (90, 150)
 
 
+@pytest.mark.parametrize(
+    "kind", [np.float32, torch.tensor, lambda s: (np.float32(s), s), lambda s: torch.tensor([s, s])]
+)
+def test_bevdets_transform_in_single_precision(kind):
+    """0.44 of float32 is 0.43999999761581421: 395.9999979 rows of 900 are 396."""
+    assert nuscenes_rig().resized(scale=kind(0.44), crop=(140, 0)).image_size == (256, 704)
+
+
+def test_a_part_of_a_pixel_is_cut_off():
+    assert rig(image_size=(100, 1000)).resized(scale=0.9999).image_size == (99, 999)
+    assert rig(image_size=(100, 1000)).resized(scale=1 - 1e-6).image_size == (99, 999)
+
+
 @pytest.mark.parametrize("scale", [0.29, 0.57, 0.1])
 def test_integer_part_of_a_product_that_binary_rounds_down(scale):
     assert rig(image_size=(100, 1000)).resized(scale=scale).image_size == (round(100 * scale), round(1000 * scale))
@@ -223,10 +261,20 @@ def test_integer_part_of_a_product_that_binary_rounds_down(scale):
     [
         ({}, TypeError, "give scale, or size alone"),
         ({"crop": (3, 0), "size": (8, 8)}, TypeError, "give scale, or size alone"),
-        ({"scale": 0.0}, ValueError, "scale must be positive; got 0.0"),
+        ({"scale": 0.0}, ValueError, "scale must be positive and finite; got 0.0"),
+        ({"scale": math.inf}, ValueError, "scale must be positive and finite; got inf"),
+        ({"scale": 1e308}, ValueError, r"scale=1e\+308 makes .*less than 2\*\*31 is accepted"),
+        ({"scale": (1, 2, 3)}, TypeError, r"scale must be a number or two .vertical, horizontal.; got \(1, 2, 3\)"),
+        ({"scale": "a"}, TypeError, "scale must be a number or two .*; got 'a'"),
+        ({"scale": 1j}, TypeError, "scale must be a number or two"),
+        ({"scale": 1.0, "crop": 3}, TypeError, "crop must be two numbers .*; got 3"),
+        ({"scale": 1.0, "crop": (1, "a")}, TypeError, r"crop must be two numbers .*; got \(1, 'a'\)"),
+        ({"size": (8, 8), "crop": (1, 2, 3)}, TypeError, "crop must be two numbers"),
+        ({"scale": 1.0, "crop": (math.nan, 0)}, ValueError, r"crop must be finite; got \(nan, 0\)"),
+        ({"scale": 1.0, "crop": (0.5, 0)}, ValueError, r"crop must be whole numbers .*; got \(0.5, 0\)"),
         ({"scale": math.nan}, ValueError, "scale must be positive"),
         ({"scale": (1.0, -1.0)}, ValueError, "scale must be positive"),
-        ({"scale": 0.5, "crop": (32, 0)}, ValueError, r"crop=\(32, 0\) leaves \(0, 64\)"),
+        ({"scale": 0.5, "crop": (32, 0)}, ValueError, r"crop=\(32, 0\) leaves \(0, 64\) of"),
         ({"size": (0, 8)}, ValueError, "size must be positive"),
     ],
 )
@@ -364,6 +412,10 @@ REFUSED = [
     ({"intrinsics": "K"}, TypeError, "intrinsics must be a tensor, an array or nested lists"),
     ({"intrinsics": [[K[0], K[1][:2], K[2]]]}, TypeError, "intrinsics must be a tensor"),
     ({"intrinsics": torch.ones(1, 3, 3, dtype=torch.complex64)}, TypeError, "intrinsics must be real"),
+    ({"intrinsics": np.array([K]) + 1j}, TypeError, "intrinsics must be real; got torch.complex128"),
+    ({"intrinsics": [[[100 + 1j, 0, 64], *K[1:]]]}, TypeError, "intrinsics must be real"),
+    ({"bda": np.eye(3).astype(np.complex64)}, TypeError, "bda must be real; got torch.complex64"),
+    ({"intrinsics": [torch.eye(3), torch.eye(2)]}, TypeError, "intrinsics must be a tensor, an array or nested lists"),
     ({"image_size": (64,)}, TypeError, "image_size must be two integers"),
     ({"image_size": (0, 128)}, ValueError, "image_size must be positive"),
     ({"names": ["a", "b"]}, ValueError, "one name for each of the 1 cameras"),

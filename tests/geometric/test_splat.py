@@ -445,3 +445,34 @@ def test_more_numbers_than_int32_counts(place: At):
     want.index_add_(0, cells.flatten().long(), feat[..., 0].double().expand(1, 1, 2**18, 16, 8)[0].flatten())
     torch.testing.assert_close(got[0, 69, 0, 0].double(), want, rtol=1e-5, atol=0)
     assert torch.equal(got[0, 0], got[0, 69])
+
+
+# --- where softmax and halves are delicate ----------------------------------------------------------------------------
+def test_an_infinite_logit_is_not_silent(place: At):
+    """As torch.softmax has it: NaN for all depths of the pixel, wherever the infinite one falls."""
+    cells = place.tensor([0, 1, -1], torch.int32).view(1, 1, 3, 1, 1)
+    logits = place.tensor([0.0, 1.0, math.inf], torch.float32).view(1, 1, 3, 1, 1)
+    for variant in VARIANTS:
+        plan = SplatPlan.from_cells(cells, (1, 1, 1, 2), variant=variant, backend=place.backend)
+        feat = torch.ones((1, 1, 1, 1, 1), device=place.device)
+        assert splat(logits, feat, plan, depth_logits=True).isnan().all()
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_half_precision_gradients_are_wide_in_between(place: At, create_graph: bool):
+    """depth * weight is beyond float16, and so is the derivative by W; the gradients are not."""
+    plan = SplatPlan.from_cells(
+        torch.zeros((1, 1, 2, 1, 1), dtype=torch.int32, device=place.device), (1, 1, 1, 1), backend=place.backend
+    )
+    half = lambda *v: torch.tensor(v, dtype=torch.float16, device=place.device)  # noqa: E731
+    depth, weight = (half(300, 300).view(1, 1, 2, 1, 1).requires_grad_() for _ in range(2))
+    feat = half(1e-3).view(1, 1, 1, 1, 1).requires_grad_()
+    out = splat(depth, feat, plan, weight=weight)
+    got = torch.autograd.grad(out, (depth, weight, feat), torch.full_like(out, 0.1), create_graph=create_graph)
+    for grad, want in zip(got, (0.03, 0.03, 18000.0)):
+        torch.testing.assert_close(grad.double(), torch.full_like(grad, want).double(), rtol=2e-3, atol=0)
+    logits = half(20, 20).view(1, 1, 2, 1, 1).requires_grad_()
+    large = half(300).view(1, 1, 1, 1, 1)
+    out = splat(logits, large, plan, depth_logits=True)
+    (grad,) = torch.autograd.grad(out, logits, torch.full_like(out, 300), create_graph=create_graph)  # 90,000 by W
+    assert grad.flatten().tolist() == [0.0, 0.0]

@@ -30,6 +30,8 @@ Tensor = torch.Tensor
 
 @pytest.fixture(params=["cuda", "tiled"])
 def place(request: pytest.FixtureRequest) -> At:
+    if request.param == "tiled" and request.function.__module__ != test_kernels.__name__:
+        pytest.skip("what is made of the kernels is tested with those in torch on a CPU")
     return cases.at(request.param, "cuda:0")
 
 
@@ -110,6 +112,20 @@ def test_nothing_waits(place: At, variant: str) -> None:
     with no_waiting():
         for function in (bucketed_sum, bucketed_cumsum):
             function(values, buckets).sum().backward()
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+def test_a_cached_plan_takes_one_launch(place: At) -> None:
+    """Empty cells and all: no other kernel, no memset."""
+    plan = plan_at(place, "cumsum")
+    depth, feat = inputs(plan)
+    splat(depth, feat, plan)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        splat(depth, feat, plan)
+        torch.cuda.synchronize()
+    launched = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(launched) == 1 and "segment_sum" in launched[0], launched
 
 
 # --- CUDA graphs ------------------------------------------------------------------------------------------------------
@@ -220,16 +236,15 @@ def test_the_callers_stream(place: At) -> None:
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_memory(place: At, variant: str, logits: bool) -> None:
+def test_memory(place: At, variant: str, logits: bool, dtype: torch.dtype) -> None:
     """Beyond inputs and results less than a tenth of the tensor of all points times C, forward and backward."""
-    if place.backend == "tiled":
-        pytest.skip("its chunks of 2^22 numbers are no small part of this problem")
     plan = plan_at(place, variant)
-    depth, feat = (t.requires_grad_() for t in inputs(plan))
+    depth, feat = (t.requires_grad_() for t in inputs(plan, dtype=dtype))
     g = torch.ones_like(splat(depth, feat, plan, depth_logits=logits))
-    allowed = plan.n_points * CHANNELS * 4 / 10
+    allowed = plan.n_points * CHANNELS * dtype.itemsize / 10
 
     def peak(function: Callable[[], tuple[Tensor, ...]]) -> float:
         torch.cuda.synchronize()

@@ -15,7 +15,7 @@ struct BackwardCall {
     const int32_t* cells;
     const void* weights;  // of points, in the number type of the computation; where grad_values is wanted
     int64_t images, depths, pixels;
-    void *grad_weights, *grad_values;  // either may be null
+    void *grad_weights, *grad_values;  // either may be null; the first in the number type of the computation
     int64_t threads;
 };
 
@@ -84,9 +84,9 @@ private:
         if (call_.grad_weights) memset(grad_weights_, 0, GROUP * call_.depths * sizeof(R));
         for (int64_t k = 0; k < count; ++k) pixel(image * call_.pixels + first + k, k);
         if (!call_.grad_weights) return;
-        T* const out = static_cast<T*>(call_.grad_weights) + point;
+        R* const out = static_cast<R*>(call_.grad_weights) + point;
         for (int64_t d = 0; d < call_.depths; ++d)
-            for (int64_t k = 0; k < count; ++k) write_one(out + d * call_.pixels + k, grad_weights_[d * GROUP + k]);
+            memcpy(out + d * call_.pixels, grad_weights_ + d * GROUP, count * sizeof(R));
     }
 
     void pixel(int64_t number, int64_t k) const {

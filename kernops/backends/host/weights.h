@@ -93,7 +93,9 @@ int log_sum_exp(const LseCall& call) {
             for (int64_t d = 0; d < call.depths; ++d) most = max_(most, at(d));
             most = select(lt(abs(most), splat<Vec<R>>(KN_INF)), most, Vec<R>{});  // infinite, NaN: the sum says it
             for (int64_t d = 0; d < call.depths; ++d) sum += exp(at(d) - most);
-            const Vec<R> lse = log(sum) + most;
+            Vec<R> lse = log(sum) + most;
+            // An infinite logit is one of infinity / infinity, for all depths of the pixel.
+            lse = select(eq(lse, splat<Vec<R>>(KN_INF)), splat<Vec<R>>(KN_NAN), lse);
             memcpy(out + image * call.pixels + first + k, &lse, lanes * sizeof(R));
         }
     });

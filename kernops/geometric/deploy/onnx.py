@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,8 @@ MIN_OPSET = 16
 NO_WEIGHT = "_no_weight"
 #: What makes an installation complete, in the words of error messages.
 INSTALL = 'pip install "kernops[onnx]"'
+#: Options of ``torch.onnx.export`` that have another name here.
+RENAMED = {"opset_version": "opset", "f": "path"}
 
 
 #: One depth after the other is added to the sums, so that no more than one (B, N, h, w, C) product exists at a time.
@@ -103,7 +106,8 @@ def export_onnx(
 
     Each splat becomes one node ``kernops::BevPool``, whatever the variant and the back end of its plan. The plan's
     cells go into the file as a constant; where the model gets them as an input (``torch.ops.kernops.bev_pool``), the
-    numbers of samples, depths, rows and columns can be dynamic.
+    numbers of samples, depths, rows and columns can be dynamic. :func:`kernops.geometric.splat_features` and the sums
+    by bucket cannot be exported.
 
     Args:
         model: the model, in evaluation mode.
@@ -113,14 +117,16 @@ def export_onnx(
         opset: version of the ONNX operators, at least 18; None takes torch's default.
         input_names, output_names: names in the file.
         functions: whether nodes get their bodies (:func:`with_functions`), so that onnxruntime runs the file.
-        **options: anything else that ``torch.onnx.export`` takes. Entries of a ``custom_translation_table`` are added.
+        **options: anything else that ``torch.onnx.export`` takes. Entries of a ``custom_translation_table`` are added;
+            ``dynamo`` can only be True.
 
     Returns:
         The ``torch.onnx.ONNXProgram``.
 
     Raises:
         ImportError: onnx, onnxscript or onnx_ir is not installed; ``pip install "kernops[onnx]"`` installs them.
-        ValueError: ``opset`` is too old.
+        TypeError: ``opset`` is not an integer, or an option has another name here.
+        ValueError: ``opset`` is too old, ``dynamo`` is not True, or the model calls another operator of kernops.
 
     Example:
         >>> import torch
@@ -136,25 +142,56 @@ def export_onnx(
         ['BevPool', 'Transpose']
     """
     _import("onnxscript")
-    if opset is not None and opset < 18:
-        raise ValueError(f"opset must be at least 18, the oldest that torch.onnx.export writes; got {opset}")
-    table = {torch.ops.kernops.bev_pool.default: _translation(), **options.pop("custom_translation_table", {})}
-    options = {"verbose": False, **options, "input_names": input_names, "output_names": output_names}
-    program = torch.onnx.export(
-        model,
-        args,
-        dynamo=True,
-        dynamic_shapes=dynamic_shapes,
-        opset_version=opset,
-        custom_translation_table=table,
-        **options,
-    )
+    _check_options(opset, options)
+    table = {
+        torch.ops.kernops.bev_pool.default: _translation(),
+        **(options.pop("custom_translation_table", None) or {}),
+    }
+    options = {"verbose": False, **options, "input_names": input_names, "output_names": output_names, "dynamo": True}
+    try:
+        program = torch.onnx.export(
+            model,
+            args,
+            dynamic_shapes=dynamic_shapes,
+            opset_version=opset,
+            custom_translation_table=table,
+            **options,
+        )
+    except torch.onnx.errors.OnnxExporterError as error:
+        name = _untranslated(error)
+        if name is None:
+            raise
+        raise ValueError(
+            f"of the operators of kernops.geometric, splat alone can be exported to ONNX; the model calls {name} "
+            "(splat_features and bucketed_sum do)"
+        ) from error
     assert program is not None
     if functions:
         _attach(program.model)
     if path is not None:
         program.save(path)
     return program
+
+
+def _check_options(opset: object, options: dict[str, Any]) -> None:
+    if opset is not None and not isinstance(opset, int):
+        raise TypeError(f"opset must be an integer or None; got {opset!r}")
+    if opset is not None and opset < 18:
+        raise ValueError(f"opset must be at least 18, the oldest that torch.onnx.export writes; got {opset}")
+    if options.get("dynamo", True) is not True:
+        raise ValueError(f"dynamo must be True: the older exporter cannot write a splat; got {options['dynamo']!r}")
+    for name in sorted(RENAMED.keys() & options.keys()):
+        raise TypeError(f"{name} is called {RENAMED[name]} here; got {name}={options[name]!r}")
+
+
+def _untranslated(error: BaseException | None) -> str | None:
+    """The operator of kernops that the exporter has no translation for, if that is why it failed."""
+    while error is not None:
+        found = re.search(r"No ONNX function found for <OpOverload\(op='(kernops\.\w+)'", str(error))
+        if found:
+            return f"torch.ops.{found[1]}"
+        error = error.__cause__
+    return None
 
 
 @lru_cache(maxsize=1)

@@ -202,11 +202,11 @@ def splat_atomic(values: Tensor, cells: Tensor, scale: Scale, n_out: int, out_dt
 def splat_backward(
     grad: Tensor, values: Tensor, cells: Tensor, scale: Scale, need_depth: bool, need_feat: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The derivatives of the splat by W, (B, N, D, h, w), and by the features, (pixels, C)."""
+    """The derivatives of the splat by W, (B, N, D, h, w) in the wide dtype, and by the features, (pixels, C)."""
     depths, pixels = cells.shape[2], cells.shape[3] * cells.shape[4]
     nothing = values.numel() == 0 or cells.numel() == 0
     make = values.new_zeros if nothing else values.new_empty
-    grad_weights = make(cells.shape) if need_depth else None
+    grad_weights = make(cells.shape, dtype=_real(values.dtype)) if need_depth else None
     grad_values = make(values.shape) if need_feat else None
     if nothing:
         return grad_weights, grad_values
@@ -219,7 +219,7 @@ def splat_backward(
 
 
 def depth_lse(logits: Tensor) -> Tensor:
-    """logsumexp over D of (B, N, D, h, w), as (B * N * h * w,) in float32 (float64 for float64)."""
+    """logsumexp over D of (B, N, D, h, w), as (B * N * h * w,) in float32 (float64 for float64); NaN for infinity."""
     logits = logits.contiguous()
     batch, cameras, depths, rows, columns = logits.shape
     out = logits.new_empty(batch * cameras * rows * columns, dtype=_real(logits.dtype))

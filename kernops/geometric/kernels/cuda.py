@@ -113,19 +113,19 @@ def bucket_sort(buckets: Tensor, n_buckets: int) -> tuple[Tensor, Tensor]:
     passes = max(1, -(-(n_buckets - 1).bit_length() // source.DIGIT_BITS))
     keys, items = buckets.contiguous(), None
     for k in range(passes):
-        keys_out, items_out = torch.empty((2, n), dtype=torch.int32, device=device)
-        arguments = struct.pack(
-            "=7Q3q", keys.data_ptr(), _pointer(items), keys_out.data_ptr(), items_out.data_ptr(), counts.data_ptr(),
-            totals.data_ptr(), remaining.data_ptr() if k else 0, n, tiles, k * source.DIGIT_BITS,
+        keys_out, items_out = torch.empty_like(keys), torch.empty_like(keys)  # apart: the keys of the last go
+        arguments = source.pack(
+            "SortArguments", keys.data_ptr(), _pointer(items), keys_out.data_ptr(), items_out.data_ptr(),
+            counts.data_ptr(), totals.data_ptr(), remaining.data_ptr() if k else 0, n, tiles, k * source.DIGIT_BITS,
         )  # fmt: skip
         _launch(text, "sort_count", threads, tiles, device, arguments)
         _launch(text, "sort_scan", threads, digits, device, arguments)
         _launch(text, "sort_scatter", threads, tiles, device, arguments)
         keys, items = keys_out, items_out
         if k == 0 and passes > 1:
-            number = struct.pack("=4Qq", 0, totals.data_ptr(), 0, remaining.data_ptr(), 0)
+            number = source.pack("StartArguments", 0, totals.data_ptr(), 0, remaining.data_ptr(), 0)
             _launch(text, "bucket_starts", threads, 1, device, number)
-    arguments = struct.pack("=4Qq", keys.data_ptr(), totals.data_ptr(), starts.data_ptr(), 0, n_buckets)
+    arguments = source.pack("StartArguments", keys.data_ptr(), totals.data_ptr(), starts.data_ptr(), 0, n_buckets)
     _launch(text, "bucket_starts", threads, _blocks(n_buckets + 1, threads), device, arguments)
     return items, starts  # type: ignore[return-value]
 
@@ -140,9 +140,9 @@ def frustum_cells(
     shape = (batch, cameras, d.numel(), v.numel(), u.numel())
     cells = torch.empty(shape, dtype=torch.int32, device=projection.device)
     tensors = [t.contiguous() for t in (projection, u, v, d)]
-    arguments = struct.pack(
-        "=5Q6d9q", *(t.data_ptr() for t in tensors), cells.data_ptr(), *lower, *step, *counts, cells.numel(), cameras,
-        d.numel(), v.numel(), u.numel(), int(trunc),
+    arguments = source.pack(
+        "FrustumArguments", *(t.data_ptr() for t in tensors), cells.data_ptr(), *lower, *step, *counts, cells.numel(),
+        cameras, d.numel(), v.numel(), u.numel(), int(trunc),
     )  # fmt: skip
     _launch(source.points(), "frustum_cells", 256, _blocks(cells.numel(), 256), cells.device, arguments)
     return cells
@@ -156,11 +156,19 @@ def make_runs(cells: Tensor, n_buckets: int, permutation: Tensor | None) -> tupl
     items = torch.empty((n, 2), dtype=torch.int32, device=device)
     if n == 0:
         return items, torch.zeros(n_buckets + 1, dtype=torch.int32, device=device)
-    tail = struct.pack("=2q", n, n_buckets) + divider(depths * rows * columns) + divider(rows * columns)
-    arguments = struct.pack("=6Q", cells.data_ptr(), _pointer(permutation), keys.data_ptr(), 0, 0, 0) + tail
+    tail = divider(depths * rows * columns) + divider(rows * columns)
+    arguments = (
+        source.pack("RunArguments", cells.data_ptr(), _pointer(permutation), keys.data_ptr(), 0, 0, 0, n, n_buckets)
+        + tail
+    )
     _launch(source.points(), "run_keys", 256, _blocks(n, 256), device, arguments)
     first, starts = bucket_sort(keys, n_buckets)
-    arguments = struct.pack("=6Q", cells.data_ptr(), 0, 0, first.data_ptr(), starts.data_ptr(), items.data_ptr()) + tail
+    arguments = (
+        source.pack(
+            "RunArguments", cells.data_ptr(), 0, 0, first.data_ptr(), starts.data_ptr(), items.data_ptr(), n, n_buckets
+        )
+        + tail
+    )
     _launch(source.points(), "run_items", 256, _blocks(n, 256), device, arguments)
     return items, starts
 
@@ -171,7 +179,7 @@ def segment_work(starts: Tensor) -> Tensor:
     blocks = backend.device_facts(starts.device.index).multiprocessors * source.SUM_BLOCKS
     work = torch.empty((blocks, 4 + source.SUM_WARPS), dtype=torch.int32, device=starts.device)
     if starts.numel() > 1:
-        arguments = struct.pack("=2Qq", starts.data_ptr(), work.data_ptr(), starts.numel() - 1)
+        arguments = source.pack("WorkArguments", starts.data_ptr(), work.data_ptr(), starts.numel() - 1)
         _launch(source.work(), "segment_work", 32 * source.SUM_WARPS, blocks, starts.device, arguments)
     return work
 
@@ -185,11 +193,11 @@ def segment_sum(
     out = torch.empty((n_out, channels), dtype=out_dtype, device=device)
     if starts.numel() < 2 or not channels:
         return out
-    if work is None or not work.numel():
+    if work is None or work.shape[1:] != (4 + source.SUM_WARPS,):  # of another back end, or of an older version
         work = segment_work(starts)
     s = source.spread(channels, values.element_size(), _alignment(values))
-    arguments = struct.pack(
-        "=6Q2q", values.data_ptr(), items.data_ptr(), starts.data_ptr(), _pointer(targets), work.data_ptr(),
+    arguments = source.pack(
+        "SegmentArguments", values.data_ptr(), items.data_ptr(), starts.data_ptr(), _pointer(targets), work.data_ptr(),
         out.data_ptr(), channels, s.slabs,
     ) + _scale(scale)  # fmt: skip
     kind = "rows" if scale is None else scale.mode
@@ -223,8 +231,8 @@ def _prefix(values: Tensor, order: Tensor | None, starts: Tensor, n: int, out: T
     blocks = _blocks(pieces * s.slabs * s.lanes, 256)
 
     def arguments(to: Tensor) -> bytes:
-        return struct.pack(
-            "=5Q4q", values.data_ptr(), _pointer(order), starts.data_ptr(), _pointer(carry), to.data_ptr(),
+        return source.pack(
+            "PrefixArguments", values.data_ptr(), _pointer(order), starts.data_ptr(), _pointer(carry), to.data_ptr(),
             starts.numel() - 1, channels, s.slabs, _PIECE,
         )  # fmt: skip
 
@@ -247,14 +255,15 @@ def gather(rows: Tensor, buckets: Tensor) -> Tensor:
 def _splat_arguments(values: Tensor, cells: Tensor, grad: int, out: int, grad_values: int, slabs: int,
                      scale: Scale) -> bytes:  # fmt: skip
     batch, cameras, depths, rows, columns = cells.shape
-    return struct.pack(
-        "=5Q6q", values.data_ptr(), cells.data_ptr(), grad, out, grad_values, batch * cameras, depths, rows, columns,
-        values.shape[1], slabs,
+    return source.pack(
+        "SplatArguments", values.data_ptr(), cells.data_ptr(), grad, out, grad_values, batch * cameras, depths, rows,
+        columns, values.shape[1], slabs,
     ) + _scale(scale)  # fmt: skip
 
 
 def splat_atomic(values: Tensor, cells: Tensor, scale: Scale, n_out: int, out_dtype: torch.dtype) -> Tensor:
     """The splat with additions in memory: no plan, but neither the same bits in every call."""
+    cells = cells.contiguous()
     out = torch.zeros((n_out, values.shape[1]), dtype=_wide(values.dtype), device=values.device)
     if values.numel() and cells.numel() and n_out:
         # Added in memory in the wide type: the packets of both types are aligned.
@@ -273,6 +282,7 @@ def splat_backward(
     grad: Tensor, values: Tensor, cells: Tensor, scale: Scale, need_depth: bool, need_feat: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Derivatives by the weights of points and by the values of pixels, without additions in memory."""
+    grad, cells = grad.to(values.dtype), cells.contiguous()
     dots = torch.empty(cells.shape, dtype=_wide(values.dtype), device=values.device) if need_depth else None
     grad_values = torch.empty_like(values) if need_feat else None
     if not values.numel() or not cells.numel():
@@ -280,7 +290,7 @@ def splat_backward(
         grad_values = None if grad_values is None else grad_values.zero_()
     elif need_depth or need_feat:
         tensors = [t for t in (grad, values, grad_values) if t is not None]
-        s = source.spread(values.shape[1], values.element_size(), _alignment(*tensors))
+        s = source.spread(values.shape[1], values.element_size(), _alignment(*tensors), few=0)
         batch, cameras, _, rows, columns = cells.shape
         blocks = batch * cameras * -(-columns // source.STRIP) * rows
         arguments = _splat_arguments(
@@ -288,7 +298,7 @@ def splat_backward(
         )
         text = source.backward(_name(values.dtype), s, need_depth, need_feat, _weights(scale))
         _launch(text, "splat_backward", source.BACKWARD_THREADS, blocks, values.device, arguments)
-    return None if dots is None else dots.to(values.dtype), grad_values
+    return dots, grad_values
 
 
 def depth_lse(logits: Tensor) -> Tensor:
@@ -297,8 +307,8 @@ def depth_lse(logits: Tensor) -> Tensor:
     batch, cameras, depths, rows, columns = logits.shape
     pixels = batch * cameras * rows * columns
     out = torch.empty(pixels, dtype=_wide(logits.dtype), device=logits.device)
-    arguments = struct.pack(
-        "=5Q6q", logits.data_ptr(), 0, 0, out.data_ptr(), 0, batch * cameras, depths, rows, columns, 1, 1
+    arguments = source.pack(
+        "SplatArguments", logits.data_ptr(), 0, 0, out.data_ptr(), 0, batch * cameras, depths, rows, columns, 1, 1
     ) + _scale(None)  # fmt: skip
     _launch(source.softmax(_name(logits.dtype)), "depth_lse", 256, _blocks(pixels, 32), logits.device, arguments)
     return out

@@ -5,6 +5,7 @@ Pure functions of sizes and types: tests compile what they return for every arch
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,6 +22,24 @@ SLAB_BYTES = 512  # of a row in the wide type, at most: a block keeps two slabs 
 MOST_NUMBERS = 16  # of a row that a thread of `share` holds: beyond, registers run out
 FEW_PACKETS = 16  # a row of so few packets is not spread over a whole warp
 SORT_THREADS, SORT_TILE, DIGIT_BITS = 256, 4096, 8  # cuda/sort.cuh
+
+
+#: Structs of the headers -> how their fields are packed, and bytes of what follows: a Scale, or two Dividers.
+LAYOUTS = {
+    "SortArguments": (struct.Struct("=7Q3q"), 0),
+    "StartArguments": (struct.Struct("=4Qq"), 0),
+    "FrustumArguments": (struct.Struct("=5Q6d9q"), 0),
+    "RunArguments": (struct.Struct("=6Q2q"), 32),
+    "WorkArguments": (struct.Struct("=2Qq"), 0),
+    "SegmentArguments": (struct.Struct("=6Q2q"), 56),
+    "PrefixArguments": (struct.Struct("=5Q4q"), 0),
+    "SplatArguments": (struct.Struct("=5Q6q"), 56),
+}  # fmt: skip
+
+
+def pack(name: str, *numbers: float) -> bytes:
+    """The bytes of a struct, without what follows."""
+    return LAYOUTS[name][0].pack(*numbers)
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,8 @@ class Shape:
 
 def packet(channels: int, itemsize: int, alignment: int) -> int:
     """Numbers that a thread moves at once: 16 bytes, but at most 4, which are as many registers."""
+    if channels * max(itemsize, 4) >= 1 << 31:
+        raise ValueError(f"rows of {channels} channels are too long: fewer than 2^31 bytes are accepted")
     vec = max(1, min(4, min(PACKET, alignment) // itemsize))
     while channels % vec:
         vec //= 2
@@ -84,13 +105,13 @@ def share(channels: int, itemsize: int, alignment: int, lanes: int) -> Shape:
 
 
 @lru_cache(maxsize=1024)
-def spread(channels: int, itemsize: int, alignment: int) -> Shape:
+def spread(channels: int, itemsize: int, alignment: int, few: int = FEW_PACKETS) -> Shape:
     """The shape that spreads a row over a whole warp: the fewest numbers a thread that still give one load a row.
 
-    Rows of a few packets are left to groups of threads instead, so that a warp reads several at once.
+    Rows of up to ``few`` packets are left to groups of threads instead, so that a warp reads several at once.
     """
     most = packet(channels, itemsize, alignment)
-    if channels // most <= FEW_PACKETS:
+    if channels // most <= few:
         return Shape(most, 1 << max(0, channels // most - 1).bit_length(), 1, 1)
     vec = 1
     while vec < most and -(-channels // vec) > 32:
@@ -103,6 +124,9 @@ def spread(channels: int, itemsize: int, alignment: int) -> Shape:
 def _unit(header: str, members: str, kernels: dict[str, tuple[str, str, int | str]], g: str = "<kn::G>") -> str:
     """A translation unit: name -> (template, arguments' type, launch bounds)."""
     lines = [f'#include "{header}"']
+    for name in dict.fromkeys(arguments for _, arguments, _ in kernels.values()):
+        layout, rest = LAYOUTS[name]
+        lines.append(f'static_assert(sizeof(kn::{name}) == {layout.size + rest}, "packed as cuda.py does");')
     if members:
         lines.append(f"namespace kn {{ struct G {{ {members} }}; }}")
     lines += [
@@ -170,25 +194,34 @@ def atomic_depths(s: Shape) -> int:
     return 4 if s.numbers <= 8 else 2
 
 
+def atomic_rows(dtype: str, s: Shape) -> int:
+    """Rows of an image whose points a block holds in shared memory: 8 or 16 bytes for a weight and a cell."""
+    columns = STRIP * (atomic_threads(s) // s.lanes // STRIP * atomic_depths(s))
+    return min(16, (32 << 10) // (columns * 2 * TYPES[dtype][3]))
+
+
 @lru_cache(maxsize=1024)
 def atomic(dtype: str, s: Shape, weights: Weights = PLAIN) -> str:
     """``splat_atomic``."""
     members = _members(
         f"typedef {TYPES[dtype][0]} T;",
         VEC=s.vec, LANES=s.lanes, CHUNKS=s.chunks, THREADS=atomic_threads(s), DEPTHS=atomic_depths(s),
-        **weights._asdict(),
+        ROWS=atomic_rows(dtype, s), **weights._asdict(),
     )  # fmt: skip
-    return _unit("splat.cuh", members, {"splat_atomic": ("splat_atomic", "SplatArguments", atomic_threads(s))})
+    text = _unit("splat.cuh", members, {"splat_atomic": ("splat_atomic", "SplatArguments", atomic_threads(s))})
+    return text + f'static_assert(kn::STRIP == {STRIP}, "as source.py says");\n'
 
 
 @lru_cache(maxsize=1024)
 def backward(dtype: str, s: Shape, by_depth: bool, by_values: bool, weights: Weights = PLAIN) -> str:
-    """``splat_backward``, of what is asked for; ``s`` has 32 lanes."""
+    """``splat_backward``, of what is asked for; ``s`` spreads a row over all 32 lanes of a warp."""
     members = _members(
         f"typedef {TYPES[dtype][0]} T; static constexpr bool BY_DEPTH = {int(by_depth)}, BY_VALUES = {int(by_values)};",
-        VEC=s.vec, LANES=32, CHUNKS=s.chunks, UNROLL=max(2, ahead(dtype, s)), **weights._asdict(),
+        VEC=s.vec, LANES=s.lanes, CHUNKS=s.chunks, UNROLL=max(2, ahead(dtype, s)), **weights._asdict(),
     )  # fmt: skip
-    kernel = "splat_backward", "SplatArguments", f"{BACKWARD_THREADS}, 3"
+    # Blocks of a multiprocessor: as many as do not make it spill.
+    blocks = 5 if by_depth and s.numbers * TYPES[dtype][3] <= 8 else 3
+    kernel = "splat_backward", "SplatArguments", f"{BACKWARD_THREADS}, {blocks}"
     return _unit("splat.cuh", members, {"splat_backward": kernel})
 
 
@@ -203,7 +236,9 @@ def sort() -> str:
     """The kernels of a sort by bucket."""
     names = ("sort_count", "sort_scan", "sort_scatter")
     kernels = {n: (n, "SortArguments", SORT_THREADS) for n in names}
-    return _unit("sort.cuh", "", {**kernels, "bucket_starts": ("bucket_starts", "StartArguments", SORT_THREADS)})
+    same = f"kn::SORT_THREADS == {SORT_THREADS} && kn::TILE_ITEMS == {SORT_TILE} && kn::DIGITS == {1 << DIGIT_BITS}"
+    text = _unit("sort.cuh", "", {**kernels, "bucket_starts": ("bucket_starts", "StartArguments", SORT_THREADS)})
+    return text + f'static_assert({same}, "as source.py says");\n'
 
 
 @lru_cache(maxsize=1024)

@@ -251,12 +251,13 @@ def splat_backward(
 
     Returns:
         ``grad[cells[p]] . values[pixel of p]``, (B, N, D, h, w), 0 for a point left out, and the sum over a pixel's
-        depths of ``W(p) * grad[cells[p]]``, (B * N * h * w, C); of the dtype of ``values``.
+        depths of ``W(p) * grad[cells[p]]``, (B * N * h * w, C); the first in float32 (float64 for float64), because
+        the chain rule goes on from there, the second of the dtype of ``values``.
     """
     batch, cameras, depths, height, width = cells.shape
     channels, hw, acc = values.shape[1], height * width, accumulator(values.dtype)
     shape = (batch * cameras, depths, hw)
-    grad_w = torch.zeros_like(cells, dtype=values.dtype).reshape(shape) if need_depth else None
+    grad_w = torch.zeros_like(cells, dtype=acc).reshape(shape) if need_depth else None
     grad_values = values.new_zeros((shape[0], hw, channels)) if need_feat else None
     if grad.numel() and cells.numel():
         flat, pixels = cells.reshape(shape), values.reshape(shape[0], hw, channels)
@@ -270,7 +271,7 @@ def splat_backward(
                 kept = there >= 0
                 g = torch.where(kept[..., None], grad[there.clamp(min=0).long()], 0).to(acc)
                 if grad_w is not None:
-                    grad_w[some, deep, across] = torch.where(kept, (g * mine).sum(-1), 0).to(grad_w.dtype)
+                    grad_w[some, deep, across] = torch.where(kept, (g * mine).sum(-1), 0)
                 if grad_values is not None:
                     w = torch.where(kept, _weights(points[some, deep, across], scale), 0)
                     part = (g * w[..., None]).sum(1)
@@ -284,13 +285,16 @@ def splat_backward(
 
 
 def depth_lse(logits: Tensor) -> Tensor:
-    """logsumexp over D of (B, N, D, h, w), as (B * N * h * w,) in float32 (float64 for float64)."""
+    """logsumexp over D of (B, N, D, h, w), as (B * N * h * w,) in float32 (float64 for float64).
+
+    Where it is infinite the softmax is NaN for all depths, as infinity / infinity is: so the result is NaN there.
+    """
     batch, cameras, depths, height, width = logits.shape
     flat = logits.reshape(batch * cameras, depths, height * width)
     out = flat.new_empty((batch * cameras, height * width), dtype=accumulator(logits.dtype))
     for some, across in _pixel_blocks(batch * cameras, depths, height * width, 1):
         out[some, across] = torch.logsumexp(flat[some, :, across].to(out.dtype), 1)
-    return out.reshape(-1)
+    return out.masked_fill_(out == torch.inf, torch.nan).reshape(-1)
 
 
 # Pieces of about CHUNK numbers
