@@ -257,10 +257,12 @@ def with_functions(model: Any) -> Any:
 
     Example:
         >>> import onnx
-        >>> bare = onnx.parser.parse_model('''
-        ...     <ir_version: 10, opset_import: ["" : 20, "kernops" : 1]>
-        ...     pool (float[1,1,2,1,1] depth, float[1,1,1,1,3] feat, int32[1,1,2,1,1] cells) => (float[1,1,2,2,3] bev)
-        ...     { bev = kernops.BevPool <shape = [1, 1, 2, 2], depth_logits = 0> (depth, feat, cells) }''')
+        >>> bare = onnx.parser.parse_model(
+        ...     '<ir_version: 10, opset_import: ["" : 20, "kernops" : 1]> '
+        ...     "pool (float[1,1,2,1,1] depth, float[1,1,1,1,3] feat, int32[1,1,2,1,1] cells) "
+        ...     "=> (float[1,1,2,2,3] bev) "
+        ...     "{ bev = kernops.BevPool <shape = [1, 1, 2, 2], depth_logits = 0> (depth, feat, cells) }"
+        ... )
         >>> [f.name for f in with_functions(bare).functions]
         ['BevPool']
     """
@@ -282,10 +284,12 @@ def strip_functions(model: Any) -> Any:
 
     Example:
         >>> import onnx
-        >>> bare = onnx.parser.parse_model('''
-        ...     <ir_version: 10, opset_import: ["" : 20, "kernops" : 1]>
-        ...     pool (float[1,1,2,1,1] depth, float[1,1,1,1,3] feat, int32[1,1,2,1,1] cells) => (float[1,1,2,2,3] bev)
-        ...     { bev = kernops.BevPool <shape = [1, 1, 2, 2], depth_logits = 0> (depth, feat, cells) }''')
+        >>> bare = onnx.parser.parse_model(
+        ...     '<ir_version: 10, opset_import: ["" : 20, "kernops" : 1]> '
+        ...     "pool (float[1,1,2,1,1] depth, float[1,1,1,1,3] feat, int32[1,1,2,1,1] cells) "
+        ...     "=> (float[1,1,2,2,3] bev) "
+        ...     "{ bev = kernops.BevPool <shape = [1, 1, 2, 2], depth_logits = 0> (depth, feat, cells) }"
+        ... )
         >>> strip_functions(with_functions(bare)) == bare
         True
     """
