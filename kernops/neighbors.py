@@ -10,18 +10,15 @@ from typing import Any
 
 import torch
 
-from .autograd import in_memory, reduce, with_derivatives
-from .backends import choose, cpu, pruned
+from .autograd import reduce
 from .backends.tiled import evaluate
-from .codegen.search import WORTH, pruning_pays
 from .formula.graph import CAT_I, Node, var
 from .formula.ops import add, apply, div, mul, power, sub, total
-from .formula.plan import Plan, make_plan
+from .formula.plan import make_plan
 from .kernels import Slots, ratio_or_0, unit
 from .lazy.arrays import give_back, to_tensor
 
 Finish = Callable[..., Node]
-ALGORITHMS = ("auto", "brute", "pruned")
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class Metric:
         static: parameters that shape the formula itself, so that each value is compiled on its own.
         dim: number of features that the metric is for, if only one is possible.
         free: whether it takes parameters of any name (a user's function).
-        squared: whether ``rank`` is the squared Euclidean distance, so that the search can be pruned.
     """
 
     name: str
@@ -51,7 +47,6 @@ class Metric:
     static: tuple[str, ...] = ()
     dim: int | None = None
     free: bool = False
-    squared: bool = False
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -106,9 +101,8 @@ def _root(rank: Node, **params: Any) -> Node:
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        Metric("euclidean", lambda x, y: apply("SqDist", x, y), "√Σ(x - y)²", _root, aliases=("l2",),
-               squared=True),
-        Metric("sqeuclidean", lambda x, y: apply("SqDist", x, y), "Σ(x - y)²", squared=True),
+        Metric("euclidean", lambda x, y: apply("SqDist", x, y), "√Σ(x - y)²", _root, aliases=("l2",)),
+        Metric("sqeuclidean", lambda x, y: apply("SqDist", x, y), "Σ(x - y)²"),
         Metric("manhattan", lambda x, y: total(_difference(x, y)), "Σ|x - y|", aliases=("l1", "cityblock")),
         Metric("chebyshev", _chebyshev, "max |x - y|", aliases=("linf", "infinity")),
         Metric("minkowski", _minkowski, "(Σ|x - y|^p)^(1/p)", _minkowski_root, {"p": 2.0}, static=("p",)),
@@ -163,7 +157,7 @@ def knn(
         exclude_self: row i of ``Y`` is never a neighbour of row i of ``X`` (for ``knn(X, X, k, exclude_self=True)``).
         backend: where to compute, see :func:`kernops.backends.reduce`.
         algorithm: ``"brute"`` compares all pairs. ``"pruned"`` leaves out boxes of points that are too far away: for
-            euclidean and sqeuclidean distances in at most 16 dimensions, on the cpu back end. ``"auto"`` prunes in at
+            euclidean distances, squared or not, in at most 16 dimensions, on the cpu back end. ``"auto"`` prunes in at
             most 8 dimensions, where there are points enough and a sample of the queries says that it pays. The results
             are the same to the last bit.
 
@@ -182,17 +176,14 @@ def knn(
     x, y, kind = _tensors(X, Y)
     take = n_neighbors + bool(exclude_self)
     _check(row, x, y, n_neighbors, exclude_self)
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}; got {algorithm!r}")
     params = complete(row, metric_params or {})
     slots = Slots()
     if row.free:
         formula = slots.of_function("metric", row.rank, x, y, params)
     else:
         formula = row.rank(slots.rows(x), slots.columns(y), **slots.parameters(params, x, row.static))
-    plan = make_plan("KMin", formula, k=take)
-    found = None if algorithm == "brute" else _pruned(plan, row, x, y, backend, algorithm == "pruned")
-    values, index = found or reduce(plan, slots.values, x.shape[-2], y.shape[-2], backend)
+    plan = make_plan("KMin", formula, k=take, algorithm=algorithm)
+    values, index = reduce(plan, slots.values, x.shape[-2], y.shape[-2], backend)
     values, index = values.squeeze(-1), index.squeeze(-1)
     if exclude_self:
         values, index = _without_self(values, index)
@@ -222,43 +213,6 @@ def _check(row: Metric, x: torch.Tensor, y: torch.Tensor, n_neighbors: int, excl
     if not 1 <= n_neighbors <= most:
         of = "the number of points without the point itself" if exclude_self else "the number of points"
         raise ValueError(f"n_neighbors must be in 1 .. {most}, {of}; got {n_neighbors}")
-
-
-def _pruned(
-    plan: Plan, row: Metric, x: torch.Tensor, y: torch.Tensor, backend: str, demanded: bool
-) -> tuple[torch.Tensor, ...] | None:
-    """The outputs of ``plan`` by a pruned search; ``None`` where that cannot be done or does not pay.
-
-    Raises:
-        ValueError: it cannot be done, but is demanded.
-    """
-    m, n, dim = x.shape[-2], y.shape[-2], x.shape[-1]
-    if not demanded and not (row.squared and pruning_pays(m, n, dim, plan.k)):
-        return None
-    reason = _obstacle(row, x, y, backend)
-    if reason is not None:
-        if demanded:
-            raise ValueError(f"algorithm 'pruned' {reason}")
-        return None
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    xs, ys = (t.float() if half else t for t in (x, y))
-    found = pruned.nearest(xs.detach(), ys.detach(), plan.k, 1.0 if demanded else WORTH)
-    if found is None:
-        return None
-    values, index = with_derivatives(plan, [xs, ys], tuple(t.unsqueeze(-1) for t in found))
-    return values.to(x.dtype), index
-
-
-def _obstacle(row: Metric, x: torch.Tensor, y: torch.Tensor, backend: str) -> str | None:
-    """Why a search cannot be pruned, in words; ``None`` where it can."""
-    if not row.squared:
-        able = ", ".join(name for name, m in METRICS.items() if m.squared)
-        return f"takes the metrics {able}; got {row.name!r}"
-    if not in_memory([x, y]):
-        return "does not work on tensors that are traced, transformed or wrapped; use 'brute'"
-    if choose(backend, x.device) is not cpu:
-        return f"runs on the cpu back end alone; got backend={backend!r} and data on {x.device}"
-    return pruned.limits(x, y)
 
 
 def complete(row: Metric, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 from .. import backends
 from ..backends import Input
 from ..backends.layout import own_axes
-from ..formula.graph import CAT_J
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
 from .chosen import reduce_chosen
@@ -52,23 +51,6 @@ def reduce(
     if _is_plain(tensors):
         return backends.reduce(plan, tensors, m, n, backend, batch)
     return differentiable(plan, tensors, m, n, backend, batch)
-
-
-def in_memory(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors' numbers can be read here and now: nothing is traced, transformed or wrapped."""
-    if is_dynamo_compiling() or _transformed() or _modes() or forward_ad._current_level >= 0:
-        return False
-    return all(t.__class__ in _PLAIN and not _is_batched(t) for t in tensors)
-
-
-def with_derivatives(plan: Plan, tensors: Sequence[Tensor], outs: Outs) -> Outs:
-    """The outputs of a minimum that something else computed, with the derivatives that :func:`reduce` gives."""
-    if not records(tensors):
-        return outs
-    *batch, m, _ = outs[0].shape[: outs[0].ndim - (plan.k > 0)]
-    n = next(tensors[v.params[1]].shape[-2] for v in plan.variables if v.params[0] == CAT_J)  # type: ignore[index]
-    call = Call(plan, m, n, "auto", tuple(batch))
-    return reduce_chosen(call, tensors, lambda _, bare: outs, reduce_checked)
 
 
 def _is_plain(tensors: Sequence[Input]) -> bool:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
 
-from ..codegen.search import MOST_FEATURES, MOST_POINTS
+from ..codegen.search import MOST_FEATURES, MOST_POINTS, pruning_pays, worth
+from ..formula.plan import Plan
 from . import cpu
-from .layout import broadcast
 
 Tensor = torch.Tensor
+Outs = tuple[Tensor, ...]
 #: number type, features, neighbours
 Key = tuple[torch.dtype, int, int]
 
@@ -28,21 +29,39 @@ _DONE, _NO_MEMORY, _GAVE_UP = range(3)
 _functions: dict[Key, Callable[[bytes], int]] = {}
 
 
-def limits(x: Tensor, y: Tensor) -> str | None:
-    """None where :func:`nearest` takes the tensors, else the reason why not."""
-    if not 1 <= x.shape[-1] <= MOST_FEATURES:
-        return f"is for 1 to {MOST_FEATURES} features; got {x.shape[-1]}"
-    most = max(x.shape[-2], y.shape[-2])
-    return f"is for at most {MOST_POINTS} queries or points; got {most}" if most > MOST_POINTS else None
+def run(plan: Plan, tensors: Sequence[Tensor | float | None], m: int, n: int, batch: tuple[int, ...]) -> Outs | None:
+    """The outputs of ``plan``, a ``KMin`` or ``MinArgMin``; ``None`` where comparing all pairs is the better way.
+
+    Raises:
+        ValueError: the plan demands to be pruned, and cannot be.
+    """
+    demanded, k = plan.algorithm == "pruned", plan.k or 1
+    pair = plan.points
+    dim = plan.variables[0].dim if pair else 0
+    if not demanded and not (pair and pruning_pays(m, n, dim, k)):
+        return None
+    if pair is None:
+        raise ValueError(f"algorithm 'pruned' is for squared distances of two variables; got {plan.formula}")
+    if dim > MOST_FEATURES or max(m, n) > MOST_POINTS:
+        raise ValueError(
+            f"algorithm 'pruned' is for at most {MOST_FEATURES} features and {MOST_POINTS} rows and columns; "
+            f"got {dim} features, {m} rows and {n} columns"
+        )
+    x, y = (tensors[v] for v in pair)
+    found = nearest(x, y, k, batch, 1.0 if demanded else worth(n, dim, k))  # type: ignore[arg-type]
+    return found and (tuple(t.unsqueeze(-1) for t in found) if plan.k else found)
 
 
-def nearest(x: Tensor, y: Tensor, k: int, worth: float = 1.0) -> tuple[Tensor, Tensor] | None:
+def nearest(
+    x: Tensor, y: Tensor, k: int, batch: tuple[int, ...] = (), most: float = 1.0
+) -> tuple[Tensor, Tensor] | None:
     """The ``k`` nearest rows of ``y`` for every row of ``x``, as ``KMin`` of ``SqDist`` gives them.
 
     Args:
-        x, y: (*B, M, D) and (*B, N, D), float32 or float64, with any strides; batch shapes broadcast.
+        x, y: (*B, M, D) and (*B, N, D), float32 or float64, with any strides.
         k: how many, at most N.
-        worth: a share of all pairs. The search is given up where a sample of the queries takes more work than that.
+        batch: the batch shape to which those of ``x`` and ``y`` are broadcast.
+        most: a share of all pairs. The search is given up where a sample of the queries takes more work than that.
 
     Returns:
         Squared distances and indices, (*B, M, k) each; or ``None`` where it was given up.
@@ -50,7 +69,6 @@ def nearest(x: Tensor, y: Tensor, k: int, worth: float = 1.0) -> tuple[Tensor, T
     Raises:
         MemoryError: what it keeps while it runs, O(M + N), cannot be had.
     """
-    batch = broadcast([tuple(x.shape[:-2]), tuple(y.shape[:-2])])
     x, y = (t.expand(*batch, *t.shape[-2:]) for t in (x, y))
     values = x.new_empty((*batch, x.shape[-2], k))
     index = torch.empty(values.shape, dtype=torch.int64)
@@ -58,7 +76,7 @@ def nearest(x: Tensor, y: Tensor, k: int, worth: float = 1.0) -> tuple[Tensor, T
     function = _functions.get(key) or _function(key)
     for place in product(*map(range, batch)):
         status = function(_WORDS.pack(*_matrix(x[place]), *_matrix(y[place]), values[place].data_ptr(),
-                                      index[place].data_ptr(), cpu.threads(), worth))  # fmt: skip
+                                      index[place].data_ptr(), cpu.threads(), most))  # fmt: skip
         if status == _GAVE_UP:
             return None
         if status != _DONE:

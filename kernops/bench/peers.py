@@ -110,7 +110,7 @@ def _genred(library: Any, case: Case, config: Config, data: Data, options: dict[
 
 
 def _kernops(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
-    if config.algorithm == "brute":
+    if config.algorithm == "auto":
         return _symbolic("kernops", True)(case, config, data, choice)
     from ..neighbors import knn
 

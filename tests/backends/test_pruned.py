@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,17 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
+from kernops import LazyTensor, Vi, Vj
+from kernops.autograd.text import plan_text, read_plan
 from kernops.backends import cpu, pruned, reduce
-from kernops.codegen.search import WORTH
+from kernops.codegen.search import worth
 from kernops.formula.graph import CAT_I, CAT_J, var
 from kernops.formula.ops import apply
-from kernops.formula.plan import make_plan
+from kernops.formula.plan import ALGORITHMS, Plan, make_plan
 from tests.helpers.clouds import CLOUDS, cloud
 
 REASON = cpu.available(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-Tensors = tuple[torch.Tensor, torch.Tensor]
+Tensors = tuple[torch.Tensor, ...]
 
 
 def found(x: np.ndarray | torch.Tensor, y: np.ndarray | torch.Tensor, k: int) -> Tensors:
@@ -28,9 +34,14 @@ def found(x: np.ndarray | torch.Tensor, y: np.ndarray | torch.Tensor, k: int) ->
     return result
 
 
+def plan_of(dim: int, k: int, algorithm: str) -> Plan:
+    return make_plan("KMin", apply("SqDist", var(CAT_I, 0, dim), var(CAT_J, 1, dim)), k=k, algorithm=algorithm)
+
+
 def brute(x: np.ndarray, y: np.ndarray, k: int) -> Tensors:
-    plan = make_plan("KMin", apply("SqDist", var(CAT_I, 0, x.shape[1]), var(CAT_J, 1, x.shape[1])), k=k)
-    values, index = reduce(plan, [torch.as_tensor(x), torch.as_tensor(y)], len(x), len(y), "cpu")
+    values, index = reduce(
+        plan_of(x.shape[1], k, "brute"), [torch.as_tensor(x), torch.as_tensor(y)], len(x), len(y), "cpu"
+    )
     return values.squeeze(-1), index.squeeze(-1)
 
 
@@ -142,13 +153,92 @@ def test_nothing_to_find() -> None:
 def test_is_given_up_where_it_looks_at_nearly_all() -> None:
     for name, worth_it in (("normal", True), ("copies", True), ("lines", True), ("centre of a sphere", False)):
         x, y = (torch.as_tensor(t) for t in cloud(name, 4000, 8000, 3, "float32"))
-        assert (pruned.nearest(x, y, 7, WORTH) is not None) == worth_it
+        assert (pruned.nearest(x, y, 7, (), worth(8000, 3, 7)) is not None) == worth_it
+
+
+# --- as an algorithm of reductions ------------------------------------------------------------------------------------
+Searches = list[Any]
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
+    """What pruned searches gave."""
+    results: Searches = []
+    nearest = pruned.nearest
+
+    def spy(*arguments: Any) -> Any:
+        results.append(nearest(*arguments))
+        return results[-1]
+
+    monkeypatch.setattr(pruned, "nearest", spy)
+    return results
+
+
+FORMULAS: dict[str, Callable[[LazyTensor, LazyTensor], LazyTensor]] = {
+    "(x - y)²": lambda x, y: ((x - y) ** 2).sum(-1),
+    "(y - x)²": lambda x, y: ((y - x) ** 2).sum(-1),
+    "sqdist": lambda x, y: x.sqdist(y),
+    "sqnorm2": lambda x, y: (x - y).sqnorm2(),
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("dim", [1, 3])
+def test_minima_of_squared_distances_are_pruned(formula: str, dim: int, searches: Searches) -> None:
+    x, y = (torch.as_tensor(t) for t in cloud("normal", 5500, 6000, dim, "float32"))
+    lazy = FORMULAS[formula](Vi(x), Vj(y))
+    values, index = lazy.Kmin_argKmin(7, dim=1)
+    assert_same((values, index), brute(x.numpy(), y.numpy(), 7))
+    value, first = lazy.min_argmin(dim=1)
+    assert_same((value, first), (values[:, :1], index[:, :1]))
+    assert_same((lazy.argKmin(7, dim=0),) * 2, (brute(y.numpy(), x.numpy(), 7)[1],) * 2)
+    assert len(searches) == 3
+
+
+def test_other_minima_are_not(searches: Searches) -> None:
+    x, y = (torch.as_tensor(t) for t in cloud("normal", 5500, 6000, 3, "float32"))
+    squares = Vi(x).sqdist(Vj(y))
+    (2 * squares).argKmin(7, dim=1)
+    (Vi(x) - Vj(y)).abs().sum(-1).argKmin(7, dim=1)
+    (Vi(x[:, :1]) - Vj(y)).sqnorm2().argKmin(7, dim=1)  # one component against three
+    Vi(x[:50]).sqdist(Vj(y)).argKmin(7, dim=1)
+    squares.max(dim=1)
+    assert not searches
+
+
+def test_what_is_given_up_is_compared(searches: Searches) -> None:
+    x, y = cloud("centre of a sphere", 5500, 6000, 3, "float32")
+    got = Vi(torch.as_tensor(x)).sqdist(Vj(torch.as_tensor(y))).Kmin_argKmin(7, dim=1)
+    assert searches == [None]
+    assert_same(got, brute(x, y, 7))
+
+
+@pytest.mark.parametrize("batch", [(3, 2), (2,), ()])
+def test_batches(batch: tuple[int, ...]) -> None:
+    x, y = torch.rand(*batch[:1], *[1] * len(batch[1:]), 40, 2), torch.rand(*batch[1:], 50, 2)
+    plans = (plan_of(2, 3, algorithm) for algorithm in ("pruned", "brute"))
+    got, want = (reduce(plan, [x, y], 40, 50, "cpu") for plan in plans)
+    assert got[0].shape == (*batch, 40, 3, 1)
+    assert_same(got, want)
 
 
 def test_says_what_it_does_not_take() -> None:
     x = torch.zeros(4, 17)
-    assert pruned.limits(x, x) == "is for 1 to 16 features; got 17"
-    assert pruned.limits(x[:, :0], x[:, :0]) == "is for 1 to 16 features; got 0"
-    many = torch.zeros(1, 2).expand(2**31, 2)
-    assert "at most 2147483646 queries or points; got 2147483648" in str(pruned.limits(x[:, :2], many))
-    assert pruned.limits(x[:, :16], x[:, :16]) is None
+    with pytest.raises(
+        ValueError, match="at most 16 features and 2147483646 rows and columns; got 17 features, 4 rows"
+    ):
+        reduce(plan_of(17, 2, "pruned"), [x, x], 4, 4, "cpu")
+    with pytest.raises(ValueError, match="'pruned' is of the cpu back end; this is tiled, with data on cpu"):
+        reduce(plan_of(2, 2, "pruned"), [x[:, :2], x[:, :2]], 4, 4, "tiled")
+    product = make_plan("KMin", apply("Dot", var(CAT_I, 0, 2), var(CAT_J, 1, 2)), k=2, algorithm="pruned")
+    with pytest.raises(ValueError, match="'pruned' is for squared distances of two variables; got Dot"):
+        reduce(product, [x[:, :2], x[:, :2]], 4, 4, "cpu")
+    with pytest.raises(ValueError, match="algorithm must be one of 'auto', 'brute', 'pruned'; got 'tree'"):
+        plan_of(2, 2, "tree")
+
+
+def test_plans_keep_their_algorithm() -> None:
+    for algorithm in ALGORITHMS:
+        plan = plan_of(2, 3, algorithm)
+        assert read_plan(plan_text(plan)) is plan
+        assert pickle.loads(pickle.dumps(plan)) is plan

@@ -35,7 +35,7 @@ class Pruned {
         T x[D][ROWS], lower[D], upper[D], centre[D];
         T limit[ROWS];  // the squared distance of the K-th nearest so far, and its index
         Int limit_index[ROWS];
-        int64_t count, work;  // queries; what they cost, in units of one query's look at one block
+        int64_t count, work;  // queries; roughly what they cost, see below
         Best best[ROWS];
 
         void start(const Point<T, D>* p, int64_t n) {
@@ -99,7 +99,7 @@ class Pruned {
         const int32_t* const index = tree.indices(block);
         for (; rows; rows &= rows - 1) {
             const int q = __builtin_ctz(rows);
-            ++g.work;
+            g.work += LOOK_WORK;
             const V limit = fill(g.limit[q]);
             T value[BLOCK];
             unsigned pass = 0;
@@ -114,6 +114,7 @@ class Pruned {
             }
             if (!pass) continue;
             Best& best = g.best[q];
+            g.work += __builtin_popcount(pass);
             best.take(value, index, pass);
             g.limit[q] = best.worst(), g.limit_index[q] = best.worst_index();
         }
@@ -195,12 +196,12 @@ public:
             return g.work;
         };
         if (call.most < 1) {  // what the sample is and costs does not depend on threads
-            const int64_t sample = larger<int64_t>(1, smaller(groups / 32, PROBES));
+            const int64_t sample = larger<int64_t>(1, smaller(groups / 64, PROBES));
             int64_t work = 0;
             parallel(threads, smaller(sample, groups), [&](int64_t k, int64_t thread) {
                 __atomic_fetch_add(&work, search_one(k * groups / sample, thread), __ATOMIC_RELAXED);
             });
-            if (double(work * BLOCK) > call.most * double(sample * ROWS) * double(points.count())) return 2;
+            if (double(work * BLOCK) > call.most * double(LOOK_WORK * sample * ROWS) * double(points.count())) return 2;
         }
         parallel(threads, (groups + STEP - 1) / STEP, [&](int64_t item, int64_t thread) {
             for (int64_t k = item * STEP; k < smaller(groups, (item + 1) * STEP); ++k) search_one(k, thread);
@@ -210,7 +211,8 @@ public:
 
 private:
     static constexpr int64_t PROBES = 64, STEP = 8;  // groups of a sample, and of an item
-    static constexpr int64_t BOX_WORK = 2;           // a box before the queries of a group
+    // What it costs to look at a block for one query, and to try a box on the queries of a group, where 1 is an insertion.
+    static constexpr int64_t LOOK_WORK = 2, BOX_WORK = 3;
 };
 
 }  // namespace kn

@@ -39,16 +39,14 @@ public:
             const int one = __builtin_ctz(pass);
             const Vec<T> x = fill(value[one]);
             const Vec<Int> at = fill(Int(index[one]));
-            Vec<Int> here[VECTORS];  // all bits where x comes before what is there: a 1 for each place from its own on
             KN_UNROLL(4)
-            for (int k = 0; k < VECTORS; ++k) here[k] = or_(lt(x, v[k]), and_(eq(x, v[k]), lt(at, i[k])));
-            KN_UNROLL(4)
-            for (int k = VECTORS - 1; k >= 0; --k) {
-                const bool top = k == 0;
-                const Vec<Int> further = shifted<Int>(here[k], top ? Vec<Int>{} : here[top ? 0 : k - 1]);
-                const Vec<T> from = select(further, shifted<T>(v[k], v[top ? 0 : k - 1]), x);
-                const Vec<Int> from_at = select(further, shifted<Int>(i[k], i[top ? 0 : k - 1]), at);
-                v[k] = select(here[k], from, v[k]), i[k] = select(here[k], from_at, i[k]);
+            for (int k = VECTORS - 1; k >= 0; --k) {  // what x comes before moves up; both tests wait for nothing else
+                const Vec<T> prior = shifted<T>(v[k], k ? v[k ? k - 1 : 0] : fill(T(-KN_INF)));
+                const Vec<Int> prior_at = shifted<Int>(i[k], i[k ? k - 1 : 0]);
+                const Vec<Int> here = or_(lt(x, v[k]), and_(eq(x, v[k]), lt(at, i[k])));
+                const Vec<Int> below = or_(lt(x, prior), and_(eq(x, prior), lt(at, prior_at)));
+                v[k] = select(here, select(below, prior, x), v[k]);
+                i[k] = select(here, select(below, prior_at, at), i[k]);
             }
         }
         KN_UNROLL(4)
