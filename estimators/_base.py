@@ -50,7 +50,7 @@ class Within(NamedTuple):
 
 
 COUNT = Within(1, kind=Integral)
-#: Of scikit-learn's trees: accepted, so that its code runs unchanged; all pairs are compared whatever they say.
+#: What scikit-learn takes, so that its code runs unchanged; the results are exact whatever is said.
 TREES = OneOf(("auto", "brute", "kd_tree", "ball_tree"))
 
 

@@ -22,7 +22,9 @@ class KNeighborsClassifier(KNeighborsMixin, ClassifierMixin, BaseEstimator):
         n_neighbors: how many neighbours vote.
         weights: ``"uniform"`` (or ``None``), ``"distance"`` for votes that weigh 1 / distance, or a function that maps
             distances to weights.
-        algorithm, leaf_size, n_jobs: accepted for scikit-learn's sake; every search is exact and uses torch's threads.
+        algorithm: ``"brute"`` compares all pairs; ``"auto"``, ``"kd_tree"`` and ``"ball_tree"`` prune the search where
+            that pays, as ``algorithm="auto"`` of :func:`kernops.neighbors.knn` does. The neighbours are the same.
+        leaf_size, n_jobs: accepted for scikit-learn's sake; searches use torch's threads.
         p: power of the Minkowski metric.
         metric: a name of ``kernops.neighbors.METRICS``, or a function of two LazyTensors.
         metric_params: further parameters of the metric.

@@ -84,6 +84,7 @@ class KNeighborsMixin:
             self.effective_metric_,
             metric_params=self.effective_metric_params_,
             exclude_self=own,
+            algorithm="brute" if self.algorithm == "brute" else "auto",
         )
         return (array(distances), array(indices)) if return_distance else array(indices)
 
@@ -108,7 +109,9 @@ class NearestNeighbors(KNeighborsMixin, BaseEstimator):
 
     Args:
         n_neighbors: how many neighbours :meth:`kneighbors` returns unless told otherwise.
-        algorithm, leaf_size, n_jobs: accepted for scikit-learn's sake; every search is exact and uses torch's threads.
+        algorithm: ``"brute"`` compares all pairs; ``"auto"``, ``"kd_tree"`` and ``"ball_tree"`` prune the search where
+            that pays, as ``algorithm="auto"`` of :func:`kernops.neighbors.knn` does. The neighbours are the same.
+        leaf_size, n_jobs: accepted for scikit-learn's sake; searches use torch's threads.
         metric: a name of ``kernops.neighbors.METRICS``, or a function of two LazyTensors.
         p: power of the Minkowski metric.
         metric_params: further parameters of the metric.

@@ -144,8 +144,9 @@ def knn(
     metric_params: Mapping[str, Any] | None = None,
     exclude_self: bool = False,
     backend: str = "auto",
+    algorithm: str = "auto",
 ) -> tuple[Any, Any]:
-    """The nearest rows of ``Y`` for every row of ``X``, by comparing all pairs.
+    """The nearest rows of ``Y`` for every row of ``X``, exactly.
 
     Args:
         X: queries (*B, M, D), a NumPy, torch or CuPy array of floats.
@@ -155,6 +156,10 @@ def knn(
         metric_params: the metric's own parameters: ``p`` of minkowski, ``V`` of seuclidean, ``VI`` of mahalanobis.
         exclude_self: row i of ``Y`` is never a neighbour of row i of ``X`` (for ``knn(X, X, k, exclude_self=True)``).
         backend: where to compute, see :func:`kernops.backends.reduce`.
+        algorithm: ``"brute"`` compares all pairs. ``"pruned"`` leaves out boxes of points that are too far away: for
+            euclidean distances, squared or not, in at most 16 dimensions, on the cpu back end. ``"auto"`` prunes in at
+            most 8 dimensions, where there are points enough and a sample of the queries says that it pays. The results
+            are the same to the last bit.
 
     Distances of torch tensors have gradients, to any order.
 
@@ -163,8 +168,8 @@ def knn(
         row with NaN is nobody's neighbour and has none: its distances are NaN, its indices -1.
 
     Raises:
-        ValueError: shapes, kinds, dtypes or devices do not fit, ``n_neighbors`` is not in 1 .. N, or there is no such
-            metric.
+        ValueError: shapes, kinds, dtypes or devices do not fit, ``n_neighbors`` is not in 1 .. N, there is no such
+            metric or algorithm, or it cannot be pruned.
         TypeError: something is not an array of floats or not an integer, or the metric lacks a parameter.
     """
     row = lookup(metric)
@@ -177,7 +182,8 @@ def knn(
         formula = slots.of_function("metric", row.rank, x, y, params)
     else:
         formula = row.rank(slots.rows(x), slots.columns(y), **slots.parameters(params, x, row.static))
-    values, index = reduce(make_plan("KMin", formula, k=take), slots.values, x.shape[-2], y.shape[-2], backend)
+    plan = make_plan("KMin", formula, k=take, algorithm=algorithm)
+    values, index = reduce(plan, slots.values, x.shape[-2], y.shape[-2], backend)
     values, index = values.squeeze(-1), index.squeeze(-1)
     if exclude_self:
         values, index = _without_self(values, index)

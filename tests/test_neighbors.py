@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from sklearn.metrics.pairwise import haversine_distances
 
+from kernops.backends import pruned
 from kernops.neighbors import METRIC_NAMES, METRICS, knn
+from tests.helpers.backends import need
+from tests.helpers.clouds import cloud
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((30, 4)), RNG.random((50, 4))
@@ -165,6 +168,62 @@ def test_a_function_of_two_lazy_tensors_is_a_metric() -> None:
     assert np.array_equal(indices, places)
 
 
+# --- algorithms -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What pruned searches gave."""
+    need("cpu")
+    results: list[Any] = []
+    nearest = pruned.nearest
+
+    def spy(*arguments: Any) -> Any:
+        results.append(nearest(*arguments))
+        return results[-1]
+
+    monkeypatch.setattr(pruned, "nearest", spy)
+    return results
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_algorithms_agree(metric: str, dtype: str, searches: list[Any]) -> None:
+    x, y = cloud("normal", 6000, 6000, 3, dtype)
+    brute = knn(x, y, 4, metric, algorithm="brute")
+    assert not searches
+    for algorithm in ("auto", "pruned"):
+        distances, indices = knn(x, y, 4, metric, algorithm=algorithm)
+        assert np.array_equal(distances, brute[0])
+        assert distances.dtype == x.dtype
+        assert np.array_equal(indices, brute[1])
+    assert len(searches) == 2
+
+
+def test_a_pruned_search_in_transformed_code(searches: list[Any]) -> None:
+    x, y = torch.rand(3, 40, 2), torch.rand(50, 2)
+    got = torch.func.vmap(lambda a: knn(a, y, 3, algorithm="pruned")[1])(x)
+    assert torch.equal(got, knn(x, y, 3, algorithm="brute")[1])
+    assert searches
+
+
+def test_pruned_searches_have_batches_and_gradients(searches: list[Any]) -> None:
+    x, y = torch.rand(3, 1, 7, 2, dtype=torch.float64), torch.rand(4, 9, 2, dtype=torch.float64)
+    for got, want in zip(knn(x, y, 3, algorithm="pruned"), knn(x, y, 3, algorithm="brute")):
+        assert torch.equal(got, want)
+    inputs = (x.requires_grad_(), y.requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: knn(a, b, 3, algorithm="pruned")[0], inputs)
+    small = (x[0, 0].detach().requires_grad_(), y[0].detach().requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda a, b: knn(a, b, 3, algorithm="pruned")[0], small)
+    assert searches
+
+
+def test_a_pruned_search_leaves_the_point_itself_out(searches: list[Any]) -> None:
+    _, y = cloud("integers", 1, 2000, 3)
+    got, want = (knn(y, y, 3, exclude_self=True, algorithm=algorithm) for algorithm in ("pruned", "brute"))
+    assert np.array_equal(got[1], want[1])
+    assert np.array_equal(got[0], want[0])
+    assert len(searches) == 1
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"n_neighbors": 51}, ValueError, r"n_neighbors must be in 1 .. 50, the number of points; got 51"),
     ({"n_neighbors": 0}, ValueError, "n_neighbors must be in 1 .. 50"),
@@ -183,6 +242,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"metric_params": {"p": 3}}, TypeError, "'euclidean' takes no parameters; got 'p'"),
     ({"metric": "minkowski", "metric_params": {"p": 0}}, ValueError, "p must be a number > 0; got 0"),
     ({"metric": lambda x, y: x - y}, ValueError, "metric must return one number a pair; got vectors of dimension 4"),
+    ({"algorithm": "kd_tree"}, ValueError, "algorithm must be one of 'auto', 'brute', 'pruned'; got 'kd_tree'"),
+    ({"algorithm": "pruned", "metric": "cosine"}, ValueError, "squared distances of two variables; got"),
+    ({"algorithm": "pruned", "backend": "tiled"}, ValueError, "of the cpu back end; this is tiled"),
     ({"backend": "gpu"}, ValueError, "backend.*'tiled'.*got 'gpu'"),
 ]
 

@@ -74,8 +74,8 @@ def reduce(
         computed in float32 and returned in their own dtype.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit, or there are too few columns for a reduction without an
-            identity.
+        ValueError: shapes, dtypes or devices do not fit, there are too few columns for a reduction without an
+            identity, or the plan's algorithm cannot compute it.
         TypeError: a tensor is not of a floating-point dtype.
     """
     if batch is None:
@@ -89,7 +89,14 @@ def reduce(
     if m == 0 or n == 0 or 0 in batch:
         outs = _empty(plan, first, m, n, batch)
     else:
-        outs = choose(backend, first.device).run(plan, tensors, m, n, batch)
+        module = choose(backend, first.device)
+        if plan.algorithm == "pruned" and not module.__name__.endswith(".cpu"):
+            raise ValueError(
+                "algorithm 'pruned' is of the cpu back end; this is {}, with data on {}".format(
+                    module.__name__.rpartition(".")[2], first.device
+                )
+            )
+        outs = module.run(plan, tensors, m, n, batch)
     if dtype in _HALVES:
         outs = tuple(o.to(dtype) if o.is_floating_point() else o for o in outs)
     return outs

@@ -63,6 +63,12 @@ def available(device: torch.device) -> str | None:
 
 def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Compute ``plan`` (see :func:`kernops.backends.reduce` for the contract)."""
+    if plan.core in ("KMin", "MinArgMin") and plan.algorithm != "brute":
+        from . import pruned  # which calls this module
+
+        found = pruned.run(plan, tensors, m, n, batch)
+        if found is not None:
+            return found
     binding = _bindings.get(plan)
     if binding is None:
         binding = _bindings[plan] = _Binding(plan)

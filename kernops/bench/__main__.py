@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..formula.plan import ALGORITHMS
 from . import report, splat_command
 from .cases import CASES
 from .machine import environment
@@ -67,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--n", type=_numbers, default=[10_000], metavar="N,…", help="numbers of points (10000)")
         sub.add_argument("--rhs", type=int, default=1, help="right-hand sides (1)")
         sub.add_argument("--k", type=int, default=10, help="neighbours (10)")
+        if case.name == "argkmin":
+            sub.add_argument("--algorithm", choices=ALGORITHMS, default="auto",
+                             help="of kernops; auto calls argKmin, others kernops.neighbors.knn (auto)")  # fmt: skip
         sub.add_argument("--front", choices=("LazyTensor", "Genred"), default="LazyTensor")
         sub.add_argument("--no-probes", action="store_true", help="measure neither first calls nor memory")
         sub.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="S",
@@ -111,7 +115,7 @@ def _configs(options: argparse.Namespace, device: str) -> list[Config]:
     rhs = getattr(options, "rhs", 1) if case.uses_b else 1
     return [
         Config(name, n, d, options.dtype, rhs, k, "".join(options.backward), device, options.backend,
-               getattr(options, "front", "LazyTensor"))
+               getattr(options, "front", "LazyTensor"), getattr(options, "algorithm", "auto"))
         for d in options.d for n in sizes
     ]  # fmt: skip
 

@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
         ),
         Case(
             "argkmin",
-            "the k nearest y_j of every x_i, by direct comparison with all of them",
+            "the k nearest y_j of every x_i",
             lazy=lambda squares, config, data, options: squares.argKmin(config.k, dim=1, **options),
             genred=lambda config: ("SqDist(X,Y)", _points(config), "ArgKMin", {"opt_arg": config.k}),
             block=lambda squares, config, b: squares.topk(config.k, dim=1, largest=False).indices,

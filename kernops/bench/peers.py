@@ -109,6 +109,17 @@ def _genred(library: Any, case: Case, config: Config, data: Data, options: dict[
     return lambda: function(*tensors, **options)
 
 
+def _kernops(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
+    if config.algorithm == "auto":
+        return _symbolic("kernops", True)(case, config, data, choice)
+    from ..neighbors import knn
+
+    def call() -> list[Tensor]:
+        return [knn(data.x, data.y, config.k, backend=config.backend, algorithm=config.algorithm)[1]]
+
+    return Built(call, f"knn, {config.algorithm}")
+
+
 def _torch(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
     """Plain torch by blocks of rows, with the formulation and the block length that turn out fastest."""
     form, rows = choice or _best_blocks(case, config, data)
@@ -164,6 +175,18 @@ def _sklearn(algorithm: str):
     return build
 
 
+def _ckdtree(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
+    from scipy.spatial import cKDTree
+
+    x, y, threads = data.x.numpy(), data.y.numpy(), torch.get_num_threads()
+
+    def call() -> list[Tensor]:
+        index = cKDTree(y).query(x, config.k, workers=threads)[1]
+        return [torch.from_numpy(index.reshape(len(x), config.k))]
+
+    return Built(call, f"build and search, {threads} workers")
+
+
 def _faiss(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
     import faiss
 
@@ -175,11 +198,12 @@ _NEIGHBOURS = ("argkmin",)
 CONTENDERS: dict[str, Contender] = {
     c.name: c
     for c in (
-        Contender("kernops", ("kernops.lazy",), _symbolic("kernops", True), True, "KERNOPS_CACHE_DIR"),
+        Contender("kernops", ("kernops.lazy",), _kernops, True, "KERNOPS_CACHE_DIR"),
         Contender("torch", ("torch",), _torch),
         Contender("keops", ("pykeops.torch",), _symbolic("pykeops.torch", False), True, "KEOPS_CACHE_FOLDER"),
         Contender("sklearn", ("sklearn",), _sklearn("brute"), cases=_NEIGHBOURS, devices=("cpu",)),
         Contender("sklearn-tree", ("sklearn",), _sklearn("kd_tree"), cases=_NEIGHBOURS, devices=("cpu",)),
+        Contender("ckdtree", ("scipy",), _ckdtree, cases=_NEIGHBOURS, devices=("cpu",)),
         Contender("faiss", ("faiss",), _faiss, cases=_NEIGHBOURS, devices=("cpu",), dtypes=("float32",)),
     )
 }

@@ -27,6 +27,7 @@ class Config:
         backward: inputs whose gradients are computed too, a subset of ``"xyb"``; empty for the value alone.
         device: ``"cpu"`` or ``"cuda"``.
         backend: back end of kernops.
+        algorithm: of kernops where it searches neighbours; ``"auto"`` calls ``argKmin``, others ``neighbors.knn``.
         front: ``"LazyTensor"`` or ``"Genred"``, for kernops and for PyKeOps alike.
     """
 
@@ -40,6 +41,7 @@ class Config:
     device: str = "cpu"
     backend: str = "auto"
     front: str = "LazyTensor"
+    algorithm: str = "auto"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,11 +9,14 @@ import weakref
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .graph import CAT_COL, CAT_ROW, PAIR, J, Node, Param, check, rewrite, var, variables
-from .ops import lowered
+from .graph import CAT_COL, CAT_I, CAT_J, CAT_ROW, PAIR, J, Node, Param, check, rewrite, var, variables
+from .ops import apply, lowered, total
 from .reductions import CORES
 from .simplify import row_factor, simplify
 
+#: How a minimum is found: as the back end sees fit, by comparing all pairs, or by leaving out those that cannot matter
+#: (an error where that cannot be done).
+ALGORITHMS = ("auto", "brute", "pruned")
 #: Ops whose result has more components than their arguments: storing it per column would cost more than computing it.
 _EXPANDING = {"Broadcast", "ExtractT", "OneHot", "Einsum"}
 
@@ -56,6 +59,7 @@ class Plan:
         weight: second formula of a weighted core, else ``None``.
         k: number of columns kept by ``KMin``, else 0.
         n_vars: number of tensors that ``reduce`` is given; variable number v of the formulas is tensor v.
+        algorithm: one of ``ALGORITHMS``. The result is the same.
     """
 
     core: str
@@ -63,6 +67,7 @@ class Plan:
     weight: Node | None
     k: int
     n_vars: int
+    algorithm: str = "auto"
 
     @cached_property
     def variables(self) -> tuple[Node, ...]:
@@ -83,13 +88,27 @@ class Plan:
         return hoist(self)
 
     @cached_property
+    def points(self) -> tuple[int, int] | None:
+        """Numbers of the i-variable and the j-variable whose squared distance the formula is, if it is one."""
+        if len(self.variables) != 2:
+            return None
+        x, y = sorted(self.variables, key=lambda v: v.params[0])  # type: ignore[arg-type,return-value]
+        if (x.params[0], y.params[0]) != (CAT_I, CAT_J) or x.dim != y.dim:
+            return None
+        ways = [lowered(apply("SqDist", *pair)) for pair in ((x, y), (y, x))]
+        root = lowered(self.formula)
+        if root.op == "Sum":
+            root = total(root.args[0])  # which leaves out the sum over a single component
+        return (x.params[1], y.params[1]) if root in ways else None  # type: ignore[return-value]
+
+    @cached_property
     def digest(self) -> str:
         """A hash that is the same in every process."""
         text = repr((self.core, [r.digest for r in self.roots], self.k, self.n_vars))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __reduce__(self) -> tuple:
-        return make_plan, (self.core, self.formula, self.weight, self.k, self.n_vars)
+        return make_plan, (self.core, self.formula, self.weight, self.k, self.n_vars, self.algorithm)
 
 
 _plans: weakref.WeakValueDictionary[tuple, Plan] = weakref.WeakValueDictionary()
@@ -97,7 +116,9 @@ _lock = threading.Lock()
 
 
 @lru_cache(maxsize=4096)
-def make_plan(core: str, formula: Node, weight: Node | None = None, k: int = 0, n_vars: int | None = None) -> Plan:
+def make_plan(
+    core: str, formula: Node, weight: Node | None = None, k: int = 0, n_vars: int | None = None, algorithm: str = "auto"
+) -> Plan:
     """The plan of a reduction over j; raises ``ValueError`` where the parts do not fit."""
     if core not in CORES:
         raise ValueError(f"core must be one of {', '.join(CORES)}; got {core!r}")
@@ -107,12 +128,14 @@ def make_plan(core: str, formula: Node, weight: Node | None = None, k: int = 0, 
         raise ValueError(f"the softmax formula must be scalar; got dimension {formula.dim}")
     if not isinstance(k, numbers.Integral) or (k < 1 if core == "KMin" else k != 0):
         raise ValueError(f"k must be a positive integer for KMin and 0 otherwise; got {k!r} for {core}")
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}; got {algorithm!r}")
     one_meaning: dict[Param, Node] = {}
     for v in variables(formula, *([weight] if weight else [])):
         if one_meaning.setdefault(v.params[1], v) is not v:
             raise ValueError(f"variable number {v.params[1]} is used as {one_meaning[v.params[1]]} and as {v}")
     top = 1 + max(map(int, one_meaning), default=-1)  # type: ignore[arg-type]
-    key = (core, formula, weight, int(k), max(top, n_vars or 0))
+    key = (core, formula, weight, int(k), max(top, n_vars or 0), algorithm)
     with _lock:  # the cache above knows requests, of which several may mean one plan
         plan = _plans.get(key)
         if plan is None:

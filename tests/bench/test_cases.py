@@ -43,10 +43,11 @@ CONFIGS = [
     Config("logsumexp", 300, d=2, front="Genred", dtype="float64"),
     Config("argkmin", 300, k=6),
     Config("argkmin", 300, k=6, front="Genred", dtype="float64"),
+    Config("argkmin", 300, k=6, algorithm="brute"),
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.case}-{c.dtype}-{c.front}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.case}-{c.dtype}-{c.front}-{c.algorithm}")
 @pytest.mark.parametrize("name", [n for n in CONTENDERS if n != "keops"])
 def test_every_contender_computes_the_case(name, config):
     if CONTENDERS[name].missing(config):

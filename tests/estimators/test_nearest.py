@@ -10,6 +10,7 @@ from sklearn import neighbors as reference
 from sklearn.datasets import load_digits, load_iris
 
 from kernops.estimators import KNeighborsClassifier, NearestNeighbors
+from kernops.neighbors import knn
 
 X_DIGITS, Y_DIGITS = load_digits(return_X_y=True)
 X_DIGITS, Y_DIGITS = X_DIGITS[:500], Y_DIGITS[:500]
@@ -68,6 +69,19 @@ def test_a_sample_is_not_its_own_neighbour_even_among_copies() -> None:
     X = np.zeros((6, 2))
     indices = NearestNeighbors(n_neighbors=5).fit(X).kneighbors(return_distance=False)
     assert [list(row) for row in indices] == [[j for j in range(6) if j != i] for i in range(6)]
+
+
+def test_all_pairs_are_compared_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*arguments: Any, algorithm: str, **options: Any) -> Any:
+        asked.append(algorithm)
+        return knn(*arguments, algorithm=algorithm, **options)
+
+    monkeypatch.setattr("kernops.estimators._neighbors.knn", spy)
+    for algorithm in ("auto", "brute", "kd_tree", "ball_tree"):
+        NearestNeighbors(algorithm=algorithm).fit(X_DIGITS[:50]).kneighbors()
+    assert asked == ["auto", "brute", "auto", "auto"]
 
 
 @pytest.mark.parametrize(
