@@ -189,11 +189,11 @@ struct Neighbors {
     /// Every `stride`-th block of first .. last - 1, but not every `done`-th (a power of two, or 0 for none).
     static KN_SLOW void tile(Rows& s, const Piece<T>& piece, const T* rows, int64_t first, int64_t last, int64_t stride,
                              int64_t done, int c) {
-        const RowSlots<T, R, U> x{rows};
         for (int64_t block = first; block < last; block += stride) {
             if (done && !(block & (done - 1))) continue;
             Pack<T, R * U> v;
-            F::template pair<1>(x, ColumnSlots<T, R, U>{piece.columns + block * Blocks::STRIDE}, c, &v);
+            evaluate<T, F, S, 1>(rows, piece.columns + block * Blocks::STRIDE, &v,
+                                 [&](const auto& x, const auto& y, auto* to) { F::template pair<1>(x, y, c, to); });
             unsigned pass = 0;
             KN_UNROLL(16)
             for (int r = 0; r < R; ++r) {
