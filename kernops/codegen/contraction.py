@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
+from ..formula.graph import CAT_COL, PAIR, I, J, Node, rewrite, topological, var
 from ..formula.plan import Plan
 from .emit import Emitter
 
@@ -18,6 +18,8 @@ LONG_SUM = 12
 #: What may be summed: more work for each component would hide in itself what a block of pairs is there to hide.
 SUMMED_OPS = {"Add", "Sub", "Mul", "Neg", "Square", "Abs", "Extract", "Var", "Const"}
 SUMMED_NODES = 12
+#: Fewest and most components of points whose distances have bounds by bytes; for fewer they take as long as distances.
+BOUNDED = 24, 16384
 #: Number of a column slot from which on it is a sum that is set apart.
 _SUMS = 1 << 25
 
@@ -55,6 +57,18 @@ def _is_long_sum(node: Node) -> bool:
     return len(summed) <= SUMMED_NODES and all(n.op in SUMMED_OPS for n in summed)
 
 
+def squares(plan: Plan) -> tuple[int, int, int]:
+    """``(components, first row slot, first column slot)`` where the plan asks for the nearest points of all components,
+    else zeros: the distances for which ``host/bytes.h`` has bounds."""
+    root = plan.program.pair[-1]
+    if plan.core != "KMin" or root.op != "Sum" or root.args[0].op != "Square" or root.args[0].args[0].op != "Sub":
+        return 0, 0, 0
+    x, y = sorted(root.args[0].args[0].args, key=lambda n: n.kind)
+    if not (x.is_var and y.is_var and (x.kind, y.kind) == (I, J) and x.dim == y.dim):
+        return 0, 0, 0
+    return (x.dim, int(x.params[1]), int(y.params[1])) if BOUNDED[0] <= x.dim <= BOUNDED[1] else (0, 0, 0)  # type: ignore[arg-type]
+
+
 class SumsEmitter(Emitter):
     """Reads sums that are set apart from the column object."""
 
@@ -64,8 +78,10 @@ class SumsEmitter(Emitter):
         return super()._compute(node, index)
 
 
-def sums_text(sums: tuple[Node, ...]) -> str:
-    """The members of a formula that ``host/contract.h`` asks for."""
+def sums_text(plan: Plan) -> str:
+    """The members of a formula that ``host/contract.h`` and ``host/bytes.h`` ask for."""
+    sums = contraction(plan).sums
+    components, row, column = squares(plan)
     lengths = ", ".join(str(n.args[0].dim) for n in sums) or "0"
     cases = []
     for k, node in enumerate(sums):
@@ -75,6 +91,7 @@ def sums_text(sums: tuple[Node, ...]) -> str:
     body = "\n".join(cases)
     return f"""  static constexpr int SUMS = {len(sums)};
   static constexpr int LENGTH[] = {{{lengths}}};
+  static constexpr int SQUARES = {components}, ROW_POINT = {row}, COLUMN_POINT = {column};
   template <int Q, class V, class X, class Y> KN_FN static V summand(const X& x, const Y& y, int d) {{
 {body}
   }}

@@ -14,7 +14,7 @@ from functools import lru_cache
 from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
 from ..formula.ops import OPS
 from ..formula.plan import Plan
-from .contraction import SumsEmitter, contraction, sums_text
+from .contraction import SumsEmitter, contraction, squares, sums_text
 from .emit import emit, pair_text, plus
 
 #: Core -> template for formulas with few components, in the header of that name.
@@ -94,6 +94,8 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: 
     if contraction(plan).sums:
         tile = max(1, min(64 // vectors, SUMMED_BYTES // block_bytes))
         blocks = max(1, min(96 // rows, SUMMED_BYTES // row_bytes))
+        if squares(plan)[0]:  # rows are four times as small then, and columns are rounded for each group of them
+            blocks = max(1, min(192 // rows, 4 * SUMMED_BYTES // row_bytes))
     if staged:
         tile = max(8, min(64 // vectors, WIDE_TILE_BYTES // block_bytes))
     return Schedule(header, kernel, rows, vectors, epilogue, chunk, blocks, tile, _work(plan))
@@ -175,11 +177,10 @@ def _pair_text(plan: Plan) -> str:
 
 
 def _summed(plan: Plan) -> str:
-    """The members of a formula that host/contract.h asks for, and ``pair`` as it is after the long sums."""
-    sums = contraction(plan).sums
-    if not sums:
-        return sums_text(sums)
-    return f"""{sums_text(sums)}
+    """What host/contract.h and host/bytes.h ask of a formula, and ``pair`` as it is after the long sums."""
+    if not contraction(plan).sums:
+        return sums_text(plan)
+    return f"""{sums_text(plan)}
   template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
 {_pair_text(plan)}
   }}

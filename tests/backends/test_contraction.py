@@ -6,11 +6,13 @@ Reference values are those of the torch back end in float64.
 from __future__ import annotations
 
 import math
+import platform
 
 import pytest
 import torch
 
 from kernops.backends import cpu, reduce
+from kernops.codegen.contraction import squares
 from kernops.codegen.host_schedule import Machine
 from kernops.formula.graph import CAT_I, CAT_J, CAT_P, Node, var
 from kernops.formula.ops import apply, mul, neg, sub
@@ -208,3 +210,62 @@ def test_schedules_of_other_machines(machine: Machine, monkeypatch: pytest.Monke
     for core, width in (("Sum", 1), ("Sum", 7), ("KMin", 1), ("SumSoftMaxWeight", 3)):
         tensors = [_rand(m, dim), _rand(n, dim, seed=1), _rand(n, width, seed=2)]
         _check(_plan(core, dim, width), tensors, m, n, 1e-5)
+
+
+# --- neighbours by bounds ---------------------------------------------------------------------------------------------
+def _clouds(dim: int, n: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    x, y = _rand(2000, dim), _rand(n, dim, seed=1)
+    outlier, odd, flat = y.clone(), y.clone(), y.clone()
+    outlier[7], outlier[30] = 1e20, -1e4
+    odd[::97, 3], odd[5], odd[6, 0] = math.nan, math.inf, -math.inf
+    flat[:, 1:] = 0
+    centres = 30 * _rand(20, dim, seed=2)
+    return {
+        "normal": (x, y),
+        "far from the origin": (x + 1000, y + 1000),
+        "clusters": (centres.repeat(100, 1) + 0.01 * x, centres.repeat(n // 20, 1) + 0.01 * y),
+        "sorted clusters": (
+            centres.repeat_interleave(100, 0) + 0.01 * x,
+            centres.repeat_interleave(n // 20, 0) + 0.01 * y,
+        ),  # fmt: skip
+        "far apart": (x - 5, y + 5),
+        "outliers": (x, outlier),
+        "not finite": (torch.cat([x[:1900], odd[:100]]), odd),
+        "duplicates": (x, y[: n // 40].repeat(40, 1)),
+        "one point": (x[:1].repeat(2000, 1), y),
+        "a line": (x * flat[0].ne(0), flat),
+        "tiny": (x * 1e-18, y * 1e-18),
+        "subnormal squares": (x * 1e-21, y * 1e-21),
+        "huge": (x * 1e18, y * 1e18),
+        "one component is wide": (x * torch.cat([torch.full((1,), 100.0), torch.ones(dim - 1)]), y),
+    }
+
+
+@pytest.mark.parametrize("name", _clouds(24, 120))
+def test_bounds_change_no_bit(name: str) -> None:
+    """As the same distances give that no bounds are known for: a product with 1 that is not folded."""
+    for dim in (24, 67):
+        n = 6000
+        x, y = _clouds(dim, n)[name]
+        n = len(y)
+        one = torch.ones(1)
+        for k in (1, 10):
+            got = reduce(make_plan("KMin", _sqdist(dim), k=k, n_vars=3), [x, y, one], len(x), n, "cpu")
+            plain = make_plan("KMin", mul(var(CAT_P, 2, 1), _sqdist(dim)), k=k)
+            want = reduce(plain, [x, y, one], len(x), n, "cpu")
+            assert not squares(plain)[0]
+            assert torch.equal(got[1], want[1])
+            assert torch.equal(got[0].nan_to_num(-1), want[0].nan_to_num(-1))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+@pytest.mark.parametrize(("arch", "machine"), [("x86-64", Machine(16, 16)), ("haswell", Machine(32, 16))])
+def test_processors_without_products_of_bytes(arch: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    if arch == "haswell" and not torch.cpu._is_avx2_supported():
+        pytest.skip("no AVX2 here")
+    monkeypatch.setattr(cpu, "_NATIVE", {"x86_64": f"-march={arch}"})
+    monkeypatch.setattr(cpu, "_cpu", lambda: (arch, machine))
+    monkeypatch.setattr(cpu, "_bindings", {})
+    m, n, dim = 130, 700, 40
+    for core in ("Sum", "KMin"):
+        _check(_plan(core, dim), [_rand(m, dim), _rand(n, dim, seed=1), _rand(n, 1, seed=2)], m, n, 1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernops import formula as _fill_the_table  # noqa: F401
-from kernops.codegen.contraction import LONG_SUM, contraction
+from kernops.codegen.contraction import BOUNDED, LONG_SUM, contraction, squares
 from kernops.codegen.host_schedule import SUMMED_BYTES, Machine, schedule
 from kernops.formula.graph import CAT_I, CAT_J, Node, topological, var
 from kernops.formula.ops import apply, mul, neg, sub
@@ -62,3 +62,13 @@ def test_a_row_more_than_a_register_holds_costs_no_blocking() -> None:
     assert (s.rows, s.vectors, s.epilogue) == (6, 4, 6)
     s = schedule(_gaussian(64), 4, Machine(32, 16))
     assert (s.rows, s.vectors, s.epilogue) == (4, 2, 4)
+
+
+def test_bounds_are_for_the_squared_distances_of_neighbours_alone() -> None:
+    x, y = _points(64)
+    assert squares(make_plan("KMin", apply("SqDist", x, y), k=3)) == (64, 0, 0)
+    assert squares(make_plan("KMin", apply("SqDist", y, x), k=3)) == (64, 0, 0)
+    assert squares(make_plan("KMin", apply("SqDist", *_points(BOUNDED[0] - 1)), k=3)) == (0, 0, 0)
+    assert squares(make_plan("KMin", neg(apply("SqDist", x, y)), k=3)) == (0, 0, 0)
+    assert squares(make_plan("KMin", apply("Sum", apply("Square", apply("Add", x, y))), k=3)) == (0, 0, 0)
+    assert squares(make_plan("Min", apply("SqDist", x, y))) == (0, 0, 0)

@@ -59,6 +59,31 @@ KN_SLOW void contract(const T* rows, const T* columns, T* to) {
         }
     }
 }
+/// The same sums, of some pairs only: those of number p[0 .. N - 1] of a block.
+template <class T, class F, int R, int U, int Q, int N>
+KN_SLOW void contract_some(const T* rows, const T* columns, const int* p, T* to) {
+    typedef Vec<T> V;
+    const T *x[N], *y[N];
+    V total[N];
+    KN_UNROLL(16)
+    for (int k = 0; k < N; ++k) x[k] = rows + p[k] % R, y[k] = columns + p[k] / R * LANES<T>;
+    for (int first = 0; first < F::LENGTH[Q]; first += PANEL) {
+        const int last = smaller(first + PANEL, int(F::LENGTH[Q]));
+        V sum[N];
+        KN_UNROLL(16)
+        for (int k = 0; k < N; ++k) sum[k] = V{};
+        KN_UNROLL(2)
+        for (int d = first; d < last; ++d) {
+            KN_UNROLL(16)
+            for (int k = 0; k < N; ++k)
+                sum[k] += F::template summand<Q, V>(OneRow<T, R>{x[k]}, OneVector<T, U>{y[k]}, d);
+        }
+        KN_UNROLL(16)
+        for (int k = 0; k < N; ++k) total[k] = first ? V(total[k] + sum[k]) : sum[k];
+    }
+    KN_UNROLL(16)
+    for (int k = 0; k < N; ++k) store(to + p[k] * LANES<T>, total[k]);
+}
 template <class T, class F, int R, int U, int Q = 0>
 KN_FN void contract_all(const T* rows, const T* columns, T* sums) {
     if constexpr (Q < F::SUMS) {
