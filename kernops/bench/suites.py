@@ -12,6 +12,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "gaussian --n 10000 --dtype float64 --device cpu --no-probes --budget 10",
         "gaussian --n 30000 --device cpu --no-probes --budget 10",
         "gaussian --n 10000 --d 16 --rhs 16 --device cpu --no-probes --budget 10",
+        "gaussian --n 10000 --d 64,784 --device cpu --no-probes --budget 10",
+        "argkmin --n 30000 --d 64 --device cpu --no-probes --budget 10",
+        "argkmin --n 30000 --d 784 --device cpu --peer torch,sklearn,faiss --no-probes --budget 10",  # PyKeOps: minutes
         "gaussian --n 100000 --device cpu --peer torch --no-probes --budget 10",  # PyKeOps takes 20 s a call
     ),
     "cuda": (

@@ -280,8 +280,9 @@ def _terms(terms: tuple[Node, ...]) -> str:
     return e.text()
 
 
-def _pair(program_pair: tuple[Node, ...]) -> str:
-    e = Emitter(program_pair)
+def pair_text(program_pair: tuple[Node, ...], emitter: type[Emitter] = Emitter) -> str:
+    """The body of ``pair``."""
+    e = emitter(program_pair)
     base = len(program_pair) - 1
     if base:
         e.line(f"out[0] = {e.component(program_pair[0], 0)};")
@@ -325,7 +326,7 @@ struct Formula {{
 {_terms(p.col_terms)}
   }}
   template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
-{_pair(p.pair)}
+{pair_text(p.pair)}
   }}
   template <class T, class X> KN_FN static T finish(const X& x, int c, T value) {{
     typedef T V;

@@ -14,7 +14,8 @@ from functools import lru_cache
 from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
 from ..formula.ops import OPS
 from ..formula.plan import Plan
-from .emit import Emitter, emit, plus
+from .contraction import SumsEmitter, contraction, squares, sums_text
+from .emit import emit, pair_text, plus
 
 #: Core -> template for formulas with few components, in the header of that name.
 _KERNELS = {
@@ -30,6 +31,8 @@ _STAGED_SUM = ("staged", "Staged<{types}, false>")
 #: Bytes of columns (of few and of many components) and of row terms that one thread works on for a while: a part of the
 #: L1, L2, L2 cache.
 TILE_BYTES, WIDE_TILE_BYTES, ROW_BYTES = 1 << 15, 1 << 19, 1 << 17
+#: Bytes of columns, and as many of rows, that long sums are computed of for a while: both in the L2 cache.
+SUMMED_BYTES = 1 << 18
 #: A loop over more components than this is not unrolled; the accumulators of its R * U pieces must hide its latency.
 LONG = 64
 #: A formula of more operations than this is one piece: loads are no longer what takes time, and copies of the text
@@ -54,6 +57,7 @@ class Schedule:
     Attributes:
         header, kernel: header and template.
         rows, vectors: R rows against U vectors of columns at a time.
+        epilogue: rows of these that what follows long sums is computed for at a time.
         chunk: components that are reduced at a time.
         blocks: most blocks of R rows that take turns at a tile of columns.
         tile: blocks of U vectors in a tile.
@@ -64,6 +68,7 @@ class Schedule:
     kernel: str
     rows: int
     vectors: int
+    epilogue: int
     chunk: int
     blocks: int
     tile: int
@@ -81,13 +86,19 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: 
         header, kernel = _STAGED_SUM
     staged = header == "staged" and plan.core != "LogSumExp"
     chunk = _chunk(plan, dim, room, staged)
-    rows, vectors = _pieces(plan, chunk, room, few_rows)
+    rows, vectors, epilogue = _pieces(plan, chunk, room, staged, few_rows)
     block_bytes = vectors * machine.vector_bytes * width
+    row_bytes = rows * max(1, program.n_row) * itemsize
     tile = max(1, min(64, TILE_BYTES // block_bytes))
-    blocks = max(1, min(32 // rows, ROW_BYTES // (rows * max(1, program.n_row) * itemsize)))
+    blocks = max(1, min(32 // rows, ROW_BYTES // row_bytes))
+    if contraction(plan).sums:
+        tile = max(1, min(64 // vectors, SUMMED_BYTES // block_bytes))
+        blocks = max(1, min(96 // rows, SUMMED_BYTES // row_bytes))
+        if squares(plan)[0]:  # rows are four times as small then, and columns are rounded for each group of them
+            blocks = max(1, min(192 // rows, 4 * SUMMED_BYTES // row_bytes))
     if staged:
         tile = max(8, min(64 // vectors, WIDE_TILE_BYTES // block_bytes))
-    return Schedule(header, kernel, rows, vectors, chunk, blocks, tile, _work(plan))
+    return Schedule(header, kernel, rows, vectors, epilogue, chunk, blocks, tile, _work(plan))
 
 
 def _chunk(plan: Plan, dim: int, room: int, staged: bool) -> int:
@@ -99,25 +110,28 @@ def _chunk(plan: Plan, dim: int, room: int, staged: bool) -> int:
     return room // 4
 
 
-def _pieces(plan: Plan, chunk: int, room: int, few_rows: bool) -> tuple[int, int]:
-    """R rows and U vectors of columns of a step."""
+def _pieces(plan: Plan, chunk: int, room: int, staged: bool, few_rows: bool) -> tuple[int, int, int]:
+    """R rows and U vectors of columns of a step, of which E rows at a time after long sums."""
     stored = sum(int(n) for n in re.findall(r"\bV \w+\[(\d+)\]", _pair_text(plan)))
-    if stored > 2 * LONG:  # vectors of the pair that are kept in memory for each piece
-        return 1, 1
-    if len(_pair_nodes(plan)) > MANY_NODES:
-        return 1, 1
-    if few_rows:
-        return 1, max(1, min(4, room // chunk))
+    heavy = stored > 2 * LONG or len(_pair_nodes(plan)) > MANY_NODES
     states = chunk * (2 if plan.core == "MinArgMin" else 1)
+    if contraction(plan).sums:
+        rows, vectors = (4, room // 4) if staged else (6, 4) if room >= 16 else (4, 2)
+        rows = 1 if few_rows or (staged and heavy) else next(r for r in (rows, 4, 2, 1) if r * states <= 2 * room)
+        return rows, vectors, 1 if heavy else rows
+    if heavy:  # vectors of the pair that are kept in memory for each piece, or many instructions for it
+        return 1, 1, 1
+    if few_rows:
+        return 1, max(1, min(4, room // chunk)), 1
     rows = next((r for r in (4, 2) if r * states <= room + room // 2), 1)
     wide = plan.core == "KMin" or any(
         n.args and n.args[0].dim > LONG and n.dim < n.args[0].dim for n in _pair_nodes(plan)
     )
-    return rows, 2 if wide and rows * 2 * chunk <= room else 1
+    return rows, 2 if wide and rows * 2 * chunk <= room else 1, rows
 
 
 def _pair_nodes(plan: Plan) -> list[Node]:
-    return topological(*plan.program.pair)
+    return topological(*contraction(plan).pair)
 
 
 def _work(plan: Plan) -> int:
@@ -140,9 +154,10 @@ namespace kn {{
 struct Host : Formula {{
   static constexpr int KIND[] = {{{", ".join(kind for kind, _ in table)}}};
   static constexpr bool COLUMN[] = {{{", ".join(column for _, column in table)}}};
+{_fixed_unrolling(_summed(plan), s.chunk)}
 {_fixed_unrolling(_stages(plan), s.chunk) if s.header == "staged" else ""}}};
 struct Schedule {{
-  static constexpr int R = {s.rows}, U = {s.vectors}, C = {s.chunk};
+  static constexpr int R = {s.rows}, U = {s.vectors}, E = {s.epilogue}, C = {s.chunk};
   static constexpr int BLOCKS = {s.blocks}, TILE = {s.tile}, WORK = {s.work};
 }};
 }}  // namespace kn
@@ -158,14 +173,25 @@ def _fixed_unrolling(text: str, chunk: int) -> str:
 
 
 def _pair_text(plan: Plan) -> str:
-    return emit(plan).split("static void pair")[1]
+    return pair_text(contraction(plan).pair, SumsEmitter)
 
 
-class _StagedEmitter(Emitter):
+def _summed(plan: Plan) -> str:
+    """What host/contract.h and host/bytes.h ask of a formula, and ``pair`` as it is after the long sums."""
+    if not contraction(plan).sums:
+        return sums_text(plan)
+    return f"""{sums_text(plan)}
+  template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
+{_pair_text(plan)}
+  }}
+"""
+
+
+class _StagedEmitter(SumsEmitter):
     """Reads the numbers that a pair's components share from ``z``."""
 
     def _compute(self, node: Node, index: int | str) -> str:
-        if node.is_var and node.params[0] == CAT_COL and node.params[1] >= _SHARED:  # type: ignore[operator]
+        if node.is_var and node.params[0] == CAT_COL and _SHARED <= node.params[1] < 2 * _SHARED:  # type: ignore[operator]
             return f"z[{node.params[1] - _SHARED}]"  # type: ignore[operator]
         return super()._compute(node, index)
 
@@ -188,8 +214,8 @@ def _stages(plan: Plan) -> str:
     *exponent, root = plan.program.pair
     shared = _shared(root)
     slots: dict[Node, Node] = {n: var(CAT_COL, _SHARED + len(exponent) + k, 1) for k, n in enumerate(shared)}
-    numbers = [*exponent, *shared]
-    first = Emitter(tuple(numbers))
+    numbers = [rewrite(n, contraction(plan).slots) for n in (*exponent, *shared)]
+    first = SumsEmitter(tuple(numbers))
     for k, node in enumerate(numbers):
         first.line(f"z[{k}] = {first.component(node, 0)};")
     rest = rewrite(root, slots)

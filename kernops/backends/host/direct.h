@@ -52,12 +52,12 @@ struct Direct {
     /// Folds `count` blocks of columns into the state; `left` columns remain from the first on, `at` is its number.
     template <bool MASKED>
     KN_FN static void sweep(Lanes& state, const T* rows, const T* columns, int64_t count, int64_t left, int64_t at, int c0) {
-        const RowSlots<T, R, U> x{rows};
         Vec<Int> lane = iota<Int>(Int(at));
         for (int64_t block = 0; block < count; ++block) {
-            const ColumnSlots<T, R, U> y{columns + block * Blocks::STRIDE};
             Pack<T, R * U> value[C];
-            F::template pair<C>(x, y, c0, value);
+            evaluate<T, F, S, C>(rows, columns + block * Blocks::STRIDE, value, [&](const auto& x, const auto& y, auto* v) {
+                F::template pair<C>(x, y, c0, v);
+            });
             KN_UNROLL(16)
             for (int u = 0; u < U; ++u) {
                 Pack<T, R> v[C];

@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-#include "problem.h"
+#include "contract.h"
 
 namespace kn {
 

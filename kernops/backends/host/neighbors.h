@@ -3,9 +3,11 @@
 //
 // All values of a step are compared with the rows' K-th smallest so far; few pass, and those are sorted in one at a time.
 // In sorted data each column might be nearer than all before it, and pass. So columns are visited in several passes, a coarse
-// sample first: after it only columns among the nearest 32 K or so pass, in whatever order they come.
+// sample first: after it only columns among the nearest 32 K or so pass, in whatever order they come. For squared distances
+// of many components, bounds (bytes.h) show of most columns that they would not, and then their values are not computed.
 #pragma once
 
+#include "bytes.h"
 #include "driver.h"
 #include "lanes.h"
 
@@ -144,10 +146,35 @@ struct Neighbors {
     struct Rows {
         T limit[R];  // a value up to it may come before the worst of the row's best
         bool full;   // whether that holds for all rows; else every value must be looked at
+        int vain;    // blocks of columns that lower bounds had nothing to say about, less others
         Best best[R];
     };
 
-    static size_t scratch(int64_t blocks) { return round_up(blocks * sizeof(Rows), 64) + sizeof(Cell); }
+    static constexpr bool BYTES = HasBytes<T, F>::value;  // whether lower bounds are to be had
+    struct NoBounds {
+        static size_t bytes(int64_t) { return 0; }
+        NoBounds(char*, const T*, int64_t, bool) {}
+        bool on() const { return false; }
+    };
+#if defined(KN_BYTES_PRODUCT)
+    template <bool, class G>
+    struct BoundsOf {
+        typedef Bytes<G, S> type;
+    };
+    template <class G>
+    struct BoundsOf<false, G> {
+        typedef NoBounds type;
+    };
+    typedef typename BoundsOf<BYTES, F>::type Bounds;
+#else
+    typedef NoBounds Bounds;
+#endif
+    static constexpr int64_t BOUNDED_ROWS = 24;  // of a group, that make it worth while to round columns
+    static constexpr int MOST_VAIN = 32;         // blocks; then bounds are no more asked for
+
+    static size_t scratch(int64_t blocks) {
+        return round_up(blocks * sizeof(Rows), 64) + round_up(sizeof(Cell), 64) + Bounds::bytes(blocks);
+    }
 
     /// The limit of a full row, for columns from `next` on: an equal of the worst comes before it in a lower column only.
     static void set_limit(Rows& s, int r, Int next) {
@@ -186,14 +213,58 @@ struct Neighbors {
         s.full = full;
     }
 
-    /// Every `stride`-th block of first .. last - 1, but not every `done`-th (a power of two, or 0 for none).
-    static KN_SLOW void tile(Rows& s, const Piece<T>& piece, const T* rows, int64_t first, int64_t last, int64_t stride,
-                             int64_t done, int c) {
-        const RowSlots<T, R, U> x{rows};
-        for (int64_t block = first; block < last; block += stride) {
+    /// The values of the pairs that lower bounds leave over, +Inf for all others. @return whether there are any.
+    template <class Bounds>
+    static KN_FN bool left_over(Rows& s, const Bounds& bounds, int64_t k, int64_t at, const int32_t* bound, const T* rows,
+                                const T* columns, Pack<T, R * U>& v) {
+        unsigned found = bounds.near(k, at, bound);
+        if (__builtin_popcount(found) > FEW) {
+            ++s.vain;
+            values(rows, columns, 0, v);
+            return true;
+        }
+        s.vain -= s.vain > 0;
+        if (!found) return false;
+        v = splat<Pack<T, R * U>>(KN_INF);
+        while (found) {
+            int p[AT_ONCE];
+            for (int k = 0; k < AT_ONCE; ++k) {
+                p[k] = found ? __builtin_ctz(found) : p[k - 1];
+                found &= found - (found != 0);
+            }
+            contract_some<T, F, R, U, 0, AT_ONCE>(rows, columns, p, reinterpret_cast<T*>(v.v));
+        }
+        return true;
+    }
+    static constexpr int AT_ONCE = 4;      // pairs: as many sums as hide the latency of one
+    static constexpr int FEW = R * U / 2;  // so many pairs take as long on their own as the whole block does
+    KN_FN static void values(const T* rows, const T* columns, int c, Pack<T, R * U>& v) {
+        evaluate<T, F, S, 1>(rows, columns, &v,
+                             [&](const auto& x, const auto& y, auto* to) { F::template pair<1>(x, y, c, to); });
+    }
+
+    /// Every `stride`-th block of first .. last - 1, but not every `done`-th (a power of two, or 0 for none), for block k of
+    /// rows.
+    static KN_SLOW void tile(Rows& s, const Piece<T>& piece, const Bounds& bounds, double off, int64_t k,
+                             int64_t first, int64_t last, int64_t stride, int64_t done, int c) {
+        const T* const rows = piece.rows + k * R * F::NROW;
+        int32_t bound[R];
+        bool known = false;  // the bounds for the limits as they are
+        for (int64_t block = first, at = 0; block < last; block += stride, ++at) {
             if (done && !(block & (done - 1))) continue;
+            const T* const columns = piece.columns + block * Blocks::STRIDE;
             Pack<T, R * U> v;
-            F::template pair<1>(x, ColumnSlots<T, R, U>{piece.columns + block * Blocks::STRIDE}, c, &v);
+            if constexpr (BYTES) {
+                if (bounds.on() && s.full && s.vain < MOST_VAIN) {
+                    for (int r = 0; r < R && !known; ++r) bound[r] = bounds.bound(k, r, s.limit[r], off);
+                    known = true;
+                    if (!left_over(s, bounds, k, at, bound, rows, columns, v)) continue;
+                } else {
+                    values(rows, columns, c, v);
+                }
+            } else {
+                values(rows, columns, c, v);
+            }
             unsigned pass = 0;
             KN_UNROLL(16)
             for (int r = 0; r < R; ++r) {
@@ -206,6 +277,7 @@ struct Neighbors {
                 const Pack<T, R * U> copy = v;  // so that v itself need not lie in memory
                 take(s, copy, Int(block * Blocks::WIDTH),
                      int(smaller<int64_t>(Blocks::WIDTH, piece.width - block * Blocks::WIDTH)));
+                known = false;
             }
         }
     }
@@ -214,11 +286,13 @@ struct Neighbors {
     static void compute(const Piece<T>& piece, char* scratch, const Give& give) {
         Rows* const state = reinterpret_cast<Rows*>(scratch);
         Cell& cell = *reinterpret_cast<Cell*>(scratch + round_up(piece.blocks * sizeof(Rows), 64));
+        Bounds bounds(scratch + round_up(piece.blocks * sizeof(Rows), 64) + round_up(sizeof(Cell), 64), piece.rows,
+                      piece.blocks, piece.blocks * R >= BOUNDED_ROWS && piece.width > 64 * K);
         int64_t coarsest = 1;
         while (coarsest * THINNING < piece.column_blocks) coarsest *= THINNING;
         for (int c = 0; c < F::DIM; ++c) {
             for (int64_t k = 0; k < piece.blocks; ++k) {
-                state[k].full = false;
+                state[k].full = false, state[k].vain = 0;
                 for (int r = 0; r < R; ++r) state[k].best[r].init(), state[k].limit[r] = T(KN_NAN);
             }
             for (int64_t stride = coarsest; stride > 0; stride /= THINNING) {
@@ -226,10 +300,24 @@ struct Neighbors {
                 for (int64_t k = 0; k < piece.blocks; ++k)
                     for (int r = 0; r < R; ++r)
                         if (state[k].best[r].full()) set_limit(state[k], r, 0);
-                for (int64_t first = 0; first < piece.column_blocks; first += step)
+                for (int64_t first = 0; first < piece.column_blocks; first += step) {
+                    const int64_t last = smaller(first + step, piece.column_blocks);
+                    double off = 0;
+                    if constexpr (BYTES) {
+                        bounds.begin_tile();
+                        for (int64_t block = first, at = 0; bounds.on() && block < last; block += stride, ++at)
+                            if (!(done && !(block & (done - 1))))
+                                bounds.round_columns(piece.columns + block * Blocks::STRIDE, at);
+                        off = bounds.end_tile();
+                    }
                     for (int64_t k = 0; k < piece.blocks; ++k)
-                        tile(state[k], piece, piece.rows + k * R * F::NROW, first,
-                             smaller(first + step, piece.column_blocks), stride, done, c);
+                        tile(state[k], piece, bounds, off, k, first, last, stride, done, c);
+                    if constexpr (BYTES) {
+                        bool asked = false;
+                        for (int64_t k = 0; k < piece.blocks; ++k) asked = asked || state[k].vain < MOST_VAIN;
+                        if (!asked) bounds.stop();
+                    }
+                }
             }
             for (int64_t k = 0; k < piece.blocks; ++k)
                 for (int r = 0; r < R; ++r) {

@@ -17,14 +17,14 @@
 
 namespace kn {
 
-/// Reads back the shared numbers of one block of columns.
-template <class T, int P>
+/// Reads back the shared numbers of R rows and one of U vectors of columns.
+template <class T, int R, int U>
 struct SharedSlots {
     const T* p;
-    KN_FN Pack<T, P> operator[](int s) const {
-        Pack<T, P> z;
+    KN_FN Pack<T, R> operator[](int s) const {
+        Pack<T, R> z;
         KN_UNROLL(16)
-        for (int k = 0; k < P; ++k) z.v[k] = load(p + (s * P + k) * LANES<T>);
+        for (int k = 0; k < R; ++k) z.v[k] = load(p + (s * R * U + k) * LANES<T>);
         return z;
     }
 };
@@ -111,14 +111,14 @@ struct Exponents {
 
 /// Stage 1 for exponents: computes z of `count` blocks and the largest z[0] of each lane.
 /// Lanes past the last column get the exponent -Inf.
-template <class T, class S, class Blocks, int SHARED, class Evaluate>
-KN_FN Pack<T, S::R> tabulate(const T* columns, int64_t count, int64_t left, T* z, const Evaluate& evaluate) {
+template <class T, class F, class S, class Blocks, int SHARED, class Formula>
+KN_FN Pack<T, S::R> tabulate(const T* rows, const T* columns, int64_t count, int64_t left, T* z, const Formula& formula) {
     constexpr int R = S::R, U = S::U, P = R * U;
     typedef Pack<T, R> V;
     V top = splat<V>(-KN_INF);
     const auto one = [&](int64_t block, bool masked) __attribute__((always_inline)) {
         Pack<T, P> value[SHARED];
-        evaluate(ColumnSlots<T, R, U>{columns + block * Blocks::STRIDE}, value);
+        evaluate<T, F, S, SHARED>(rows, columns + block * Blocks::STRIDE, value, formula);
         KN_UNROLL(16)
         for (int u = 0; u < U; ++u) {
             V f = part<R>(value[0], u);
@@ -153,8 +153,7 @@ struct LogSums {
     static size_t scratch(int64_t blocks) { return round_up(blocks * sizeof(State), 64) + TILE * STRIDE * sizeof(T); }
 
     static KN_SLOW Pack<T, R> table(const T* rows, const T* columns, int64_t count, int64_t left, T* z, int c) {
-        const RowSlots<T, R, U> x{rows};
-        return tabulate<T, S, Blocks, 1>(columns, count, left, z, [&](const auto& y, Pack<T, R * U>* v) {
+        return tabulate<T, F, S, Blocks, 1>(rows, columns, count, left, z, [&](const auto& x, const auto& y, auto* v) {
             F::template pair<1>(x, y, c, v);
         });
     }
@@ -237,25 +236,23 @@ struct Staged {
     static size_t scratch(int64_t blocks) { return Scratch(nullptr, blocks).bytes; }
 
     static KN_SLOW Pack<T, R> table(const T* rows, const T* columns, int64_t count, int64_t left, T* z) {
-        const RowSlots<T, R, U> x{rows};
-        return tabulate<T, S, Blocks, F::SHARED>(columns, count, left, z, [&](const auto& y, Pack<T, P>* v) {
-            F::template shared<Pack<T, P>>(x, y, v);
-        });
+        return tabulate<T, F, S, Blocks, F::SHARED>(rows, columns, count, left, z,
+                                                    [](const auto& x, const auto& y, auto* v) { F::shared(x, y, v); });
     }
 
     template <bool MASKED>
     KN_FN static void sweep(Pack<T, R>* sum, const T* rows, const T* columns, const T* z, int64_t count, int64_t left, int c0) {
-        const RowSlots<T, R, U> x{rows};
+        const SomeRows<T, R, R> x{rows};
         for (int64_t block = 0; block < count; ++block) {
-            const SharedSlots<T, P> shared{z + block * STRIDE};
-            Pack<T, P> value[C];
-            F::template components<C, Pack<T, P>>(x, ColumnSlots<T, R, U>{columns + block * Blocks::STRIDE}, shared, c0,
-                                                  value);
-            KN_UNROLL(16)
-            for (int u = 0; u < U; ++u) {
+            KN_UNROLL(2)
+            for (int u = 0; u < U; ++u) {  // one vector at a time: a cell's sums take most registers
+                const SummedVector<T, R, R, U> y{columns + block * Blocks::STRIDE + u * L, nullptr};
+                const SharedSlots<T, R, U> shared{z + block * STRIDE + u * R * L};
+                Pack<T, R> value[C];
+                F::template components<C, Pack<T, R>>(x, y, shared, c0, value);
                 KN_UNROLL(64)
                 for (int c = 0; c < C; ++c) {
-                    Pack<T, R> v = part<R>(SOFTMAX ? value[c] * shared[0] : value[c], u);
+                    Pack<T, R> v = SOFTMAX ? value[c] * shared[0] : value[c];
                     if (MASKED) v = select(same_mask<T, R>(columns_mask<T>(left, u)), v, splat<Pack<T, R>>(0));
                     sum[c] = sum[c] + v;
                 }
