@@ -34,28 +34,26 @@ TILE = 8
 SPARE = 8
 
 
-def choose_variant(cached: bool, device_type: str) -> str:
+def choose_variant(cached: bool) -> str:
     """The variant that ``"auto"`` stands for.
 
     On an H200 a cached ``"cumsum"`` plan was the fastest or within 5 % of it from 7,000 to 2.5 million points and from
     1,000 to 40,000 cells; bucketing takes several times as long as a splat, so that ``"atomic"``, which does without,
-    is twice as fast where it comes with every call. Sizes do not change that, so they are not asked for. Only with some
-    2,000 points a cell ``"histogram"`` was twice as fast as both; but its plans cannot be refreshed in a CUDA graph, so
-    it has to be asked for.
+    is twice as fast where it comes with every call. On a CPU it is the same. Sizes do not change that, so they are not
+    asked for. Only with some 2,000 points a cell ``"histogram"`` was twice as fast on the GPU as both; but its plans
+    cannot be refreshed in a CUDA graph, so it has to be asked for.
 
     Args:
         cached: whether the plan is used many times.
-        device_type: ``"cuda"``, ``"cpu"``, …
 
     Returns:
-        ``"atomic"`` on a GPU for a plan that is used once; else ``"cumsum"``.
+        ``"cumsum"``, or ``"atomic"`` for a plan that is used once.
 
     Example:
-        >>> choose_variant(True, "cuda"), choose_variant(False, "cuda"), choose_variant(False, "cpu")
-        ('cumsum', 'atomic', 'cumsum')
+        >>> choose_variant(True), choose_variant(False)
+        ('cumsum', 'atomic')
     """
-    # On a CPU the plan costs about one splat, and there are no vector atomics to make up for it.
-    return "atomic" if device_type == "cuda" and not cached else "cumsum"
+    return "cumsum" if cached else "atomic"
 
 
 class SplatPlan:
@@ -171,7 +169,7 @@ class SplatPlan:
     def _make(self, kernels: ModuleType, cells: Tensor, shape: Shape, variant: str, backend: str, cached: bool) -> None:
         n_cells = math.prod(shape)
         if variant == "auto":
-            variant = choose_variant(cached, cells.device.type)
+            variant = choose_variant(cached)
         if variant not in VARIANTS:
             raise ValueError(f"variant must be 'auto', {', '.join(map(repr, VARIANTS))}; got {variant!r}")
         self.cells, self.shape, self.variant, self.backend = cells, shape, variant, backend

@@ -56,15 +56,14 @@ def agree(a: SplatPlan, b: SplatPlan) -> None:
 
 # --- which variant ----------------------------------------------------------------------------------------------------
 def test_choose_variant():
-    """Geometry that is used once goes to atomic on a GPU; a CPU always sorts."""
-    assert choose_variant(True, "cuda") == "cumsum" and choose_variant(False, "cuda") == "atomic"
-    assert {choose_variant(cached, device) for cached in (True, False) for device in ("cpu", "mps")} == {"cumsum"}
+    """Geometry that is used once goes to atomic."""
+    assert choose_variant(True) == "cumsum" and choose_variant(False) == "atomic"
 
 
 def test_auto_becomes_a_variant():
     rig, _ = rigs()
     plan = SplatPlan(rig, POINTS, GRID)
-    assert plan.variant == choose_variant(True, "cpu") == "cumsum"
+    assert plan.variant == choose_variant(True) == "cumsum"
     assert plan.backend == "auto"
     assert SplatPlan.from_cells(plan.cells, plan.shape).variant == "cumsum"
 
