@@ -19,41 +19,45 @@ from .layout import batch_of, broadcast, own_axes
 Tensor = torch.Tensor
 Input = Tensor | float | None
 
-log = logging.getLogger("kernops.backends")
-
 #: Name -> the device types that the back end is for, in the order in which "auto" tries them.
 BACKENDS: dict[str, tuple[str, ...]] = {"cuda": ("cuda",), "cpu": ("cpu",), "tiled": ("cpu", "cuda", "mps", "xpu")}
 _FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def choose(backend: str, device: torch.device) -> ModuleType:
-    """The back end's module for a request; an error where the one that was asked for cannot run."""
+def choose(backend: str, device: torch.device, package: str = __name__) -> ModuleType:
+    """The back end's module for a request; an error where the one that was asked for cannot run.
+
+    ``package`` is where the modules of the back ends are: what is not a reduction has its own.
+    """
     if backend == "auto":
-        return _module(environment.get("KERNOPS_BACKEND") or "auto", device, "the environment variable KERNOPS_BACKEND")
-    return _module(backend, device, "backend")
+        asked = environment.get("KERNOPS_BACKEND") or "auto"
+        return _module(asked, device, "the environment variable KERNOPS_BACKEND", package)
+    return _module(backend, device, "backend", package)
 
 
 @lru_cache(maxsize=64)
-def _module(backend: str, device: torch.device, asker: str) -> ModuleType:
+def _module(backend: str, device: torch.device, asker: str, package: str) -> ModuleType:
     if backend != "auto":
         if backend not in BACKENDS:
             raise ValueError(f"{asker} must be 'auto', {', '.join(map(repr, BACKENDS))}; got {backend!r}")
         if backend != "tiled" and device.type not in BACKENDS[backend]:
             raise ValueError(f"{asker}: {backend!r} computes on {BACKENDS[backend][0]}; the data is on {device}")
-        module = importlib.import_module(f"{__name__}.{backend}")
+        module = importlib.import_module(f"{package}.{backend}")
         reason = module.available(device)
         if reason is not None:
             raise RuntimeError(f"{asker}: {backend!r} cannot run here: {reason}")
         return module
     for name, devices in BACKENDS.items():
         if device.type in devices and name != "tiled":
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = importlib.import_module(f"{package}.{name}")
             reason = module.available(device)
             if reason is None:
                 return module
-            log.warning("backend %r cannot run (%s); using the slower 'tiled' back end on %s", name, reason, device)
-    return importlib.import_module(f"{__name__}.tiled")
+            logging.getLogger(package).warning(
+                "backend %r cannot run (%s); using the slower 'tiled' back end on %s", name, reason, device
+            )
+    return importlib.import_module(f"{package}.tiled")
 
 
 def reduce(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernops import backends
 from kernops.geometric import kernels
 from kernops.geometric.kernels import Level, Scale, choose, sum_levels, tiled
 from tests.geometric import cases
@@ -66,13 +67,13 @@ def test_a_back_end_that_cannot_run_says_why(monkeypatch, caplog):
     from kernops.geometric.kernels import cpu
 
     monkeypatch.setattr(cpu, "available", lambda device: "there is no compiler")
-    kernels._module.cache_clear()
+    backends._module.cache_clear()
     with pytest.raises(RuntimeError, match="backend: 'cpu' cannot run here: there is no compiler"):
         choose("cpu", torch.device("cpu"))
     with caplog.at_level("WARNING", "kernops.geometric.kernels"):
         assert choose("auto", torch.device("cpu")) is tiled
     assert "there is no compiler" in caplog.text
-    kernels._module.cache_clear()
+    backends._module.cache_clear()
 
 
 # --- grouping ---------------------------------------------------------------------------------------------------------

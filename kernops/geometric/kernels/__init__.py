@@ -9,19 +9,13 @@ one device, and none of them synchronises the host with a GPU. ``tiled`` has the
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
-from ... import environment
-from ...backends import BACKENDS
-
-log = logging.getLogger("kernops.geometric.kernels")
+from ... import backends
 
 #: What every module of this package offers.
 FUNCTIONS = (
@@ -88,31 +82,4 @@ def choose(backend: str, device: torch.device) -> ModuleType:
         ValueError: no such back end, or one that is for another kind of device.
         RuntimeError: the back end cannot run here; the message has the reason.
     """
-    if backend == "auto":
-        return _module(environment.get("KERNOPS_BACKEND") or "auto", device, "the environment variable KERNOPS_BACKEND")
-    return _module(backend, device, "backend")
-
-
-@lru_cache(maxsize=64)
-def _module(backend: str, device: torch.device, asker: str) -> ModuleType:
-    if backend != "auto":
-        if backend not in BACKENDS:
-            raise ValueError(f"{asker} must be 'auto', {', '.join(map(repr, BACKENDS))}; got {backend!r}")
-        if backend != "tiled" and device.type not in BACKENDS[backend]:
-            raise ValueError(f"{asker}: {backend!r} computes on {BACKENDS[backend][0]}; the data is on {device}")
-        module, reason = _load(backend, device)
-        if reason is not None:
-            raise RuntimeError(f"{asker}: {backend!r} cannot run here: {reason}")
-        return module
-    for name, devices in BACKENDS.items():
-        if device.type in devices and name != "tiled":
-            module, reason = _load(name, device)
-            if reason is None:
-                return module
-            log.warning("backend %r cannot run (%s); using the slower 'tiled' back end on %s", name, reason, device)
-    return importlib.import_module(f"{__name__}.tiled")
-
-
-def _load(name: str, device: torch.device) -> tuple[ModuleType, str | None]:
-    module = importlib.import_module(f"{__name__}.{name}")
-    return module, module.available(device)
+    return backends.choose(backend, device, __name__)
