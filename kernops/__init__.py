@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .lazy import Pm as Pm
     from .lazy import Vi as Vi
     from .lazy import Vj as Vj
+    from .lazy.explaining import explain as explain
 
 #: Where each public name lives.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "Pm": "lazy",
     "Genred": "lazy",
     "KernelSolve": "lazy",
+    "explain": "lazy.explaining",
 }
 #: Modules that `import kernops` alone makes reachable.
 _MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")

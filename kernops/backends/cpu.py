@@ -161,6 +161,11 @@ def threads() -> int:
     return int(given)
 
 
+def machine() -> Machine:
+    """What matters of this processor."""
+    return _cpu()[1]
+
+
 # --- compiling --------------------------------------------------------------------------------------------------------
 def _load(plan: Plan, itemsize: int, few_rows: bool) -> Callable[[bytes], int]:
     text = source(plan, itemsize, _cpu()[1], few_rows)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from . import goals
+from .cases import CASES
 from .goals import Goal, Row
 from .machine import environment
 from .measure import TROUBLE, measure
 from .probe import Failed
+from .problem import Config
 
 log = logging.getLogger("kernops.bench")
 DOC = "measure every row of the tables of goals (kernops/bench/goals.py), and say which are reached"
@@ -54,6 +56,19 @@ def run(options: argparse.Namespace, device: str, say: Callable[[str], None]) ->
         yield result
 
 
+def _floor(config: Config) -> Row:
+    """The least time by the model of :func:`kernops.explain`, and the unit that bounds it; empty without a model."""
+    if config.backward or config.front == "estimator":
+        return {}
+    from kernops import Genred
+
+    formula, aliases, reduction, more = CASES[config.case].genred(config)
+    report = Genred(formula, list(aliases), reduction, axis=1, **more).explain(
+        shape=(config.n, config.n), dtype=config.dtype, device=config.device, backend=config.backend, compile=False
+    )
+    return {"floor": max(report.floors.values()), "bound": report.bound} if report.floors else {}
+
+
 def _measured(goal: Goal, found: Row, options: argparse.Namespace, say: Callable[[str], None]) -> Row:
     """One row. A failure of ours is its result, and stops no other row."""
     try:
@@ -63,6 +78,8 @@ def _measured(goal: Goal, found: Row, options: argparse.Namespace, say: Callable
         log.debug("%s failed", goal.key, exc_info=True)
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         rows = [{"contender": "kernops", "config": goal.config.to_json(), "missing": reason}]
+    if "seconds" in rows[0]:
+        rows[0].update(_floor(goal.config))
     judged: list[Any] = [c.to_json() for c in goals.checks(goal, rows, found)]
     return {
         "command": ["all", "--only", goal.key, "--device", goal.config.device],

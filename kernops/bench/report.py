@@ -197,13 +197,14 @@ def _goal_cells(result: Row) -> list[str]:
     return [
         goal["key"],
         ours["missing"] or seconds(ours.get("seconds")),
+        f"{seconds(ours['floor'])}, {ours['bound']}" if "floor" in ours else "–",
         "; ".join(map(_checked, goal["checks"])) or "–",
         VERDICTS[goal["met"]] if goal["checks"] else "–",
         ", ".join(peers) or "–",
     ]
 
 
-GOAL_HEADS = ["row", "kernops", "found (target)", "met", "peers"]
+GOAL_HEADS = ["row", "kernops", "at least", "found (target)", "met", "peers"]
 
 
 def goal_table(results: Sequence[Row]) -> list[list[str]]:

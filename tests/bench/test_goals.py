@@ -122,6 +122,7 @@ def test_the_command_measures_judges_and_writes(small, tmp_path, capsys, monkeyp
     assert [r["goal"]["key"] for r in results] == ["first", "second", "D=8", "D=16"]
     assert [r["goal"]["met"] for r in results[:3]] == [None, True, None]
     assert results[0]["goal"]["checks"][0]["met"] is True and results[0]["results"][2]["missing"] == "not installed"
+    assert results[0]["results"][0]["floor"] > 0 and results[0]["results"][0]["bound"] in printed
     assert results[3]["goal"]["checks"][0]["what"] == "time per flop over that of D=8"
     assert "keops: not installed" in printed and "of 3 met" in printed
     assert command.main(["show", str(file)]) == 0
