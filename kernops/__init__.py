@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .backends.tune import autotune as autotune
     from .lazy import Genred as Genred
     from .lazy import KernelSolve as KernelSolve
     from .lazy import LazyTensor as LazyTensor
@@ -29,6 +30,7 @@ _HOMES = {
     "Genred": "lazy",
     "KernelSolve": "lazy",
     "explain": "lazy.explaining",
+    "autotune": "backends.tune",
 }
 #: Modules that `import kernops` alone makes reachable.
 _MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")

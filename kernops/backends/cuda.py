@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,11 +19,11 @@ import torch
 
 from ..codegen import instantiate
 from ..codegen.facts import Facts, facts
-from ..codegen.schedule import MAX_GRID, Device, Schedule, schedule
+from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
-from . import driver, nvrtc
+from . import driver, nvrtc, tune
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
@@ -30,6 +31,7 @@ Input = Tensor | float | None
 
 MAX_BATCH_DIMS = 6
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
+TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
 _launches: dict[tuple, Launch] = {}
@@ -82,7 +84,7 @@ def _run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int,
     key = (plan, dtype, index, m, n, sizes)
     launch = _launches.get(key)
     if launch is None:
-        launch = _prepare(key)
+        launch = _prepare(key) if _untuned(m * n * math.prod(sizes)) else _fastest(key, tensors, steps, batch)
     return launch(tensors, steps, batch)
 
 
@@ -145,10 +147,38 @@ def arch_of(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def _prepare(key: tuple) -> Launch:
-    """The launch of a key; called with the device current."""
+def _untuned(pairs: int) -> bool:
+    """Whether the model's schedule is taken: while a graph is captured nothing can be measured."""
+    return pairs < tune.FEW_PAIRS or not tune.enabled() or torch.cuda.is_current_stream_capturing()
+
+
+def _fastest(key: tuple, tensors: Sequence, steps: list | None, batch: tuple[int, ...]) -> Launch:
+    """The launch of a key with the schedule that a measurement on this very call finds fastest."""
     plan, dtype, index, m, n, sizes = key
-    s = schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
+    device, count = device_facts(index), math.prod(sizes)
+    variants = candidates(_facts(plan), m, n, count, dtype.itemsize, device, TUNED)
+
+    def clock() -> float:
+        torch.cuda.synchronize(index)
+        return time.perf_counter()
+
+    def seconds(s: Schedule) -> float:
+        launch = _prepare(key, s)
+        return tune.seconds_of(lambda: launch(tensors, steps, batch), clock)
+
+    named = f"{torch.cuda.get_device_name(index)}, {device}"
+    code = f"{nvrtc.headers_digest()} {nvrtc.toolchain()}"
+    described = f"schedule of {plan.core} of {plan.formula}, float{8 * dtype.itemsize}"
+    return _prepare(key, tune.best(tune.key(named, code, plan, str(dtype), m, n, count), variants, seconds, described))
+
+
+tune.on_switch.append(lambda: _launches.clear())
+
+
+def _prepare(key: tuple, s: Schedule | None = None) -> Launch:
+    """The launch of a key, by the model's schedule or by another one; called with the device current."""
+    plan, dtype, index, m, n, sizes = key
+    s = s or schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
     driver.bind(index)
     with _building:
         functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}

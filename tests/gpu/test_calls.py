@@ -1,4 +1,4 @@
-"""What a call costs on a GPU besides its time: launches, allocations and bytes, as the driver and the allocator count."""
+"""What a call costs on a GPU beside its time: launches, allocations, bytes, as driver and allocator count them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def test_launches_allocations_and_bytes(name: str, monkeypatch: pytest.MonkeyPat
     call(*arrays)
     launches = []
     real = driver.launch
-    monkeypatch.setattr(driver, "launch", lambda *args: (launches.append(args[1]), real(*args)))
+
+    def launch(*args: Any) -> None:
+        launches.append(args[1])
+        real(*args)
+
+    monkeypatch.setattr(driver, "launch", launch)
     out, (allocations, size) = counted(lambda: call(*arrays))
     assert len(launches) <= cost.launches
     assert allocations <= cost.allocations
