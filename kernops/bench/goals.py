@@ -69,7 +69,8 @@ def _goal(key: str, device: str, case: str, n: int, peers: str, *, ms: float | N
 
 
 _KEOPS_HALF_MORE = {"keops": 1.5}
-_HALF = {"keops": 1.3, "kernops-float32": 1.0}
+#: Ratio of what takes as long, but for the noise of a measurement.
+AS_LONG = 0.95
 
 GPU_GOALS: tuple[Goal, ...] = (
     _gpu("gaussian 10k Genred", "gaussian", 10_000, front="Genred", ms=0.09, error=1e-6),
@@ -95,9 +96,11 @@ GPU_GOALS: tuple[Goal, ...] = (
     _gpu("argkmin D=128 100k", "argkmin", 100_000, "keops,flashlib", d=128, ms=8, recall=1),
     _gpu("argkmin offset 1000", "argkmin", 30_000, "keops,torch,flashlib", d=64, offset=1000.0, recall=1),
     _gpu("gaussian float64 100k", "gaussian", 100_000, dtype="float64", error=1e-12, to_reach={"keops": 1.3}),
-    _gpu("gaussian float16 100k", "gaussian", 100_000, dtype="float16", error=1e-3, to_reach=_HALF),
-    _gpu("gaussian bfloat16 100k", "gaussian", 100_000, "", dtype="bfloat16", error=1e-3,
-         to_reach={"kernops-float32": 1.0}),
+    _gpu("gaussian float16 100k", "gaussian", 100_000, dtype="float16", error=1e-3,
+         to_reach={"keops": 1.3, "kernops-float32": AS_LONG}),
+    # rounding the result to the 8 bits of bfloat16 alone makes an error of 1.7e-3
+    _gpu("gaussian bfloat16 100k", "gaussian", 100_000, "", dtype="bfloat16", error=2e-3,
+         to_reach={"kernops-float32": AS_LONG}),
 )  # fmt: skip
 
 CPU_GOALS: tuple[Goal, ...] = (
