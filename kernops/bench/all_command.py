@@ -79,7 +79,10 @@ def _measured(goal: Goal, found: Row, options: argparse.Namespace, say: Callable
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         rows = [{"contender": "kernops", "config": goal.config.to_json(), "missing": reason}]
     if "seconds" in rows[0]:
-        rows[0].update(_floor(goal.config))
+        try:
+            rows[0].update(_floor(goal.config))
+        except TROUBLE:  # a measurement is worth keeping, whatever the model says
+            log.warning("%s: no floor", goal.key, exc_info=True)
     judged: list[Any] = [c.to_json() for c in goals.checks(goal, rows, found)]
     return {
         "command": ["all", "--only", goal.key, "--device", goal.config.device],

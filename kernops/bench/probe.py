@@ -95,7 +95,7 @@ def _memory(contender: str, config: Any, choice: Any) -> dict[str, int | None]:
     data = make_data(config)
     built = build(contender, config, data, choice and tuple(choice))
     gc.collect()
-    peak = _cuda_peak if config.device == "cuda" else resident_peak
+    peak = cuda_peak if config.device == "cuda" else resident_peak
     return {"peak_bytes": peak(built.call)}
 
 
@@ -113,8 +113,8 @@ def _time(contender: str, config: Any, limits: dict[str, Any]) -> dict[str, Any]
     return {"note": built.note, **errors, **timing.to_json()}
 
 
-def _cuda_peak(call: Any) -> int:
-    """As torch's allocator sees it; what a library allocates beside it is not counted."""
+def cuda_peak(call: Any) -> int:
+    """As torch's allocator sees it, in any process; what a library allocates beside it is not counted."""
     import torch
 
     torch.cuda.synchronize()

@@ -153,6 +153,14 @@ def test_what_cannot_be_explained():
         explain(K, device="sm_x")
 
 
+def test_the_choice_of_the_back_end_and_the_autotuner_are_told():
+    assert "tiled, as asked for" in str(explain(K, backend="tiled"))
+    assert "chosen for the device" in str(explain(K)) and "autotune" not in str(explain(K))
+    assert "cuda, for an architecture" in str(explain(K, device="sm_80", compile=False))
+    with kernops.autotune():
+        assert "autotune is on" in str(explain(K)) and explain(K).reasons[-1].startswith("autotune is on")
+
+
 def test_nothing_is_computed_or_compiled(empty_cache, capsys):
     for backend in ("cpu", "tiled"):
         explain(K, B, backend=backend)

@@ -17,7 +17,7 @@ from ...codegen.floors import Rates, floors
 from ...formula.graph import CAT_P, CAT_SCALAR
 from ...formula.plan import Plan
 from ...formula.reductions import CORES
-from .. import choose
+from .. import choose, tune
 
 Lines = tuple[tuple[str, str], ...]
 
@@ -146,31 +146,35 @@ def explain_plan(problem: Problem, backend: str = "auto") -> Explanation:
     if isinstance(problem.device, str):
         if backend not in ("auto", "cuda"):
             raise ValueError(f"backend {backend!r} does not run on {problem.device}; that is the architecture of a GPU")
-        name = "cuda"
+        name, why = "cuda", "for an architecture"
     else:
         name = choose(backend, problem.device).__name__.rpartition(".")[2]
+        why = "chosen for the device" if backend == "auto" else "as asked for"
     for row in TEMPLATES[name]:
         module, _, function = row.partition(":")
         told = getattr(importlib.import_module(f"{__name__}.{module}"), function)(problem)
         if told is not None:
-            return _explanation(problem, name, told)
+            return _explanation(problem, name, why, told)
     raise AssertionError(f"no template of {name} knows {problem.plan.core} of {problem.plan.formula}")
 
 
-def _explanation(p: Problem, backend: str, told: Told) -> Explanation:
+def _explanation(p: Problem, backend: str, why: str, told: Told) -> Explanation:
+    reasons = told.reasons
+    if tune.enabled():
+        reasons += ("autotune is on: the first call of its kind measures other schedules too, and may prefer one",)
     least = floors(told.work, p.pairs, p.moved, told.rates, p.itemsize) if told.rates else {}
     compiled, kernels = told.compiled() if told.compiled and p.compile else ((), {})
-    chosen = (("back end", backend), ("template", told.template), *told.schedule)
+    chosen = (("back end", f"{backend}, {why}"), ("template", told.template), *told.schedule)
     sections = [
         ("what", _what(p)),
         ("hoisted", _hoisted(p.plan)),
         ("how", chosen),
         ("compiled", compiled),
         ("at least" if told.rates is None else f"at least, on {told.rates.name}", _least(least)),
-        ("why", tuple((f"{k}.", reason) for k, reason in enumerate(told.reasons, 1))),
+        ("why", tuple((f"{k}.", reason) for k, reason in enumerate(reasons, 1))),
     ]
     kept = tuple((title, lines) for title, lines in sections if lines)
-    return Explanation(backend, told.template, told.values, told.reasons, least, kernels, kept)
+    return Explanation(backend, told.template, told.values, reasons, least, kernels, kept)
 
 
 def _what(p: Problem) -> Lines:
