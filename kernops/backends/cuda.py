@@ -20,7 +20,7 @@ import torch
 from ..codegen import instantiate
 from ..codegen.facts import Facts, facts
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
-from ..formula.graph import CAT_P, CAT_SCALAR
+from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
 from . import driver, nvrtc, tune
@@ -84,7 +84,7 @@ def _run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int,
     key = (plan, dtype, index, m, n, sizes)
     launch = _launches.get(key)
     if launch is None:
-        launch = _prepare(key) if _untuned(m * n * math.prod(sizes)) else _fastest(key, tensors, steps, batch)
+        launch = _prepare(key)
     return launch(tensors, steps, batch)
 
 
@@ -147,45 +147,61 @@ def arch_of(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def _untuned(pairs: int) -> bool:
-    """Whether the model's schedule is taken: while a graph is captured nothing can be measured."""
-    return pairs < tune.FEW_PAIRS or not tune.enabled() or torch.cuda.is_current_stream_capturing()
+def _prepare(key: tuple) -> Launch:
+    """The launch of a key; called with the device current."""
+    launch = _built(key, _schedule(key))
+    if len(_launches) >= _KEPT:
+        _launches.clear()
+    _launches[key] = launch
+    return launch
 
 
-def _fastest(key: tuple, tensors: Sequence, steps: list | None, batch: tuple[int, ...]) -> Launch:
-    """The launch of a key with the schedule that a measurement on this very call finds fastest."""
+def _built(key: tuple, s: Schedule) -> Launch:
+    """The launch of a key by a schedule."""
+    plan, dtype, index, _, _, sizes = key
+    driver.bind(index)
+    with _building:
+        functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}
+    return _launch(key, s, functions)
+
+
+def _schedule(key: tuple) -> Schedule:
+    """The model's schedule; where that is switched on, the fastest of a few. While a graph is captured none is measured."""
     plan, dtype, index, m, n, sizes = key
-    device, count = device_facts(index), math.prod(sizes)
-    variants = candidates(_facts(plan), m, n, count, dtype.itemsize, device, TUNED)
+    count, device = math.prod(sizes), device_facts(index)
+    asked = (_facts(plan), m, n, count, dtype.itemsize, device)
+    if m * n * count < tune.FEW_PAIRS or not tune.enabled() or torch.cuda.is_current_stream_capturing():
+        return schedule(*asked)
 
     def clock() -> float:
         torch.cuda.synchronize(index)
         return time.perf_counter()
 
     def seconds(s: Schedule) -> float:
-        launch = _prepare(key, s)
+        launch, (tensors, steps, batch) = _built(key, s), _samples(key)
         return tune.seconds_of(lambda: launch(tensors, steps, batch), clock)
 
     named = f"{torch.cuda.get_device_name(index)}, {device}"
     code = f"{nvrtc.headers_digest()} {nvrtc.toolchain()}"
     described = f"schedule of {plan.core} of {plan.formula}, float{8 * dtype.itemsize}"
-    return _prepare(key, tune.best(tune.key(named, code, plan, str(dtype), m, n, count), variants, seconds, described))
+    asked_for = tune.key(named, code, plan, str(dtype), m, n, count)
+    return tune.best(asked_for, candidates(*asked, TUNED), seconds, described)
 
 
 tune.on_switch.append(lambda: _launches.clear())
 
 
-def _prepare(key: tuple, s: Schedule | None = None) -> Launch:
-    """The launch of a key, by the model's schedule or by another one; called with the device current."""
+def _samples(key: tuple) -> tuple[list, list | None, tuple[int, ...]]:
+    """Arguments of a launch of this key, made up: a schedule's time hardly depends on the numbers."""
     plan, dtype, index, m, n, sizes = key
-    s = s or schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
-    driver.bind(index)
-    with _building:
-        functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}
-    if len(_launches) >= _KEPT:
-        _launches.clear()
-    launch = _launches[key] = _launch(key, s, functions)
-    return launch
+    batch = () if sizes == (1,) else sizes
+    rows = {CAT_I: (m,), CAT_J: (n,), CAT_P: ()}
+    tensors: list = [None] * plan.n_vars
+    for v in plan.variables:
+        cat, k, dim = v.params
+        shape = () if cat == CAT_SCALAR else (*batch, *rows[cat], dim)
+        tensors[k] = 1.0 if cat == CAT_SCALAR else torch.rand(shape, dtype=dtype, device=index)
+    return tensors, _steps(plan, tensors, batch) if batch else None, batch
 
 
 def _kernel(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, index: int, name: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernops
-from kernops import Vi, Vj
+from kernops import LazyTensor, Pm, Vi, Vj
 from kernops.backends import cache, cpu, tune
 from kernops.codegen.facts import facts
 from kernops.codegen.host_schedule import Machine, candidates
@@ -221,3 +221,13 @@ def test_the_cuda_back_end_measures_but_not_while_a_graph_is_captured(monkeypatc
     calls.clear()
     Vi(x).sqdist(Vj(y)).min(dim=1)
     assert calls.waits == waits
+
+
+def test_batches_and_parameters_are_measured_on_the_cuda_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    x, y, p = LazyTensor(torch.rand(3, 2, 50, 1, 3)), LazyTensor(torch.rand(2, 1, 60, 3)), Pm(torch.rand(3))
+    with kernops.autotune():
+        (p * (x - y) ** 2 * 2.5).sum(-1).min(dim=3)
+    assert [e.kind for e in cache.entries()] == ["tuned"]

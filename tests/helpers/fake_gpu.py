@@ -49,6 +49,9 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
         calls.allocations.append(made.numel() * made.element_size())
         return made
 
+    def rand(shape, device, **more):
+        return torch.rand(shape, **more)
+
     def wait(*args: object) -> None:
         calls.waits += 1
 
@@ -63,6 +66,6 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
     patch.setattr(cuda, "_launches", {})
     patch.setattr(cuda, "_kernels", {})
     patch.setattr(torch.cuda, "synchronize", wait)
-    patch.setattr(cuda, "torch", SimpleNamespace(**{**vars(torch), "empty": empty}))
+    patch.setattr(cuda, "torch", SimpleNamespace(**{**vars(torch), "empty": empty, "rand": rand}))
     patch.setattr(backends, "choose", lambda *args: cuda)
     return calls
