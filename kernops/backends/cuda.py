@@ -166,7 +166,7 @@ def _built(key: tuple, s: Schedule) -> Launch:
 
 
 def _schedule(key: tuple) -> Schedule:
-    """The model's schedule; where that is switched on, the fastest of a few. While a graph is captured none is measured."""
+    """The model's schedule; where that is switched on, the fastest of a few. None is measured in a graph's capture."""
     plan, dtype, index, m, n, sizes = key
     count, device = math.prod(sizes), device_facts(index)
     asked = (_facts(plan), m, n, count, dtype.itemsize, device)
