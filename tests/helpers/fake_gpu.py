@@ -15,6 +15,8 @@ from kernops import backends
 from kernops.backends import cuda, driver, nvrtc
 from kernops.codegen.schedule import Device
 
+#: Modules of the CUDA back end that allocate.
+MODULES = (cuda,)
 H200 = Device(132, 232448, (9, 0))
 
 
@@ -66,6 +68,8 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
     patch.setattr(cuda, "_launches", {})
     patch.setattr(cuda, "_kernels", {})
     patch.setattr(torch.cuda, "synchronize", wait)
-    patch.setattr(cuda, "torch", SimpleNamespace(**{**vars(torch), "empty": empty, "rand": rand}))
+    patch.setattr(torch.cuda, "current_stream", lambda *args: SimpleNamespace(cuda_stream=0))
+    for module in MODULES:
+        patch.setattr(module, "torch", SimpleNamespace(**{**vars(torch), "empty": empty, "rand": rand}))
     patch.setattr(backends, "choose", lambda *args: cuda)
     return calls

@@ -208,3 +208,8 @@ def milliseconds(seconds: float) -> str:
     """A time in milliseconds with three digits."""
     ms = 1000 * seconds
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things, in the plural unless it is one."""
+    return f"{number:,} {what}" + ("s" if number != 1 else "")

@@ -11,7 +11,7 @@ from ...codegen.floors import Rates, host, host_work
 from ...codegen.host_schedule import Schedule, schedule
 from ...codegen.search import FEW_FEATURES, pruning_pays, worth
 from .. import cpu
-from . import Lines, Problem, Told
+from . import Lines, Problem, Told, count
 
 #: Cycles a second where the system does not tell.
 _HERTZ = 3e9
@@ -75,7 +75,7 @@ def _lines(p: Problem, s: Schedule) -> Lines:
     return (
         ("threads", str(cpu.threads() if p.pairs >= cpu.FEW_PAIRS else 1)),
         ("numbers of a vector", str(lanes)),
-        ("rows, columns of a step", f"{s.rows}, {s.vectors * lanes} in {s.vectors} vectors"),
+        ("rows, columns of a step", f"{s.rows}, {s.vectors * lanes}"),
         ("columns of a tile", f"{s.tile * s.vectors * lanes:,}"),
         ("rows that share a tile", str(s.blocks * s.rows)),
         ("components at a time", str(s.chunk)),
@@ -83,10 +83,11 @@ def _lines(p: Problem, s: Schedule) -> Lines:
 
 
 def _reasons(p: Problem, s: Schedule, few: bool) -> list[str]:
-    said = [f"{s.rows} rows against {s.vectors} vectors: as many sums as {cpu.machine().registers} registers hold, so "
-            "that the latency of one is hidden by the others"]  # fmt: skip
+    room = cpu.machine().registers
+    said = [f"{count(s.rows, 'row')} against {count(s.vectors, 'vector')}: as many sums as {room} registers hold, so that "
+            "the latency of one is hidden by the others"]  # fmt: skip
     if few:
-        said = [f"one row at a time: {p.m} rows against {p.n:,} columns"]
+        said = [f"one row at a time: {count(p.m, 'row')} against {p.n:,} columns"]
     found = contraction(p.plan)
     if found.sums:
         lengths = ", ".join(str(n.args[0].dim) for n in found.sums)

@@ -14,7 +14,7 @@ from ...codegen.facts import Facts, facts
 from ...codegen.floors import Rates, gpu, gpu_work
 from ...codegen.schedule import REGISTER_LIST, Device, Schedule, schedule
 from .. import nvrtc
-from . import Lines, Problem, Told
+from . import Lines, Problem, Told, count
 
 #: Compute capability -> bytes of shared memory that a block may have; others have the least of these.
 SHARED = {arch: kilobytes << 10 for arch, kilobytes in
@@ -135,15 +135,11 @@ def _lines(s: Schedule) -> Lines:
     return tuple((label, text) for label, text in lines if text)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")
-
-
 def _reasons(p: Problem, f: Facts, s: Schedule, device: Device) -> list[str]:
     said = [
-        f"{_count(s.rows, 'row')} and {_count(s.cols, 'column')} of a thread, {_count(s.chunk, 'component')} at a "
+        f"{count(s.rows, 'row')} and {count(s.cols, 'column')} of a thread, {count(s.chunk, 'component')} at a "
         "time: the fewest cycles a pair by the model in codegen/schedule.py, for "
-        f"{_count(f.fixed.instructions, 'instruction')} a pair and {f.each.instructions} a component"
+        f"{count(f.fixed.instructions, 'instruction')} a pair and {f.each.instructions} a component"
     ]
     blocks = s.row_blocks * s.chunks * p.batch
     if s.splits > 1:
