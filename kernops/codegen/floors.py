@@ -27,7 +27,7 @@ SPECIAL_OF_CORE = {"LogSumExp": 1, "SumSoftMaxWeight": 1}
 #: Instructions in which an exponential and its kin are computed where there is no unit for it: in float64 on a GPU, and
 #: on a CPU by the bytes of a number.
 SOFT_DOUBLE = 25
-HOST_SPECIAL = {4: 10, 8: 16}
+HOST_SPECIAL = {4: 8, 8: 14}
 
 
 @dataclass(frozen=True)

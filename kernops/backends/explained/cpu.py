@@ -84,8 +84,8 @@ def _lines(p: Problem, s: Schedule) -> Lines:
 
 def _reasons(p: Problem, s: Schedule, few: bool) -> list[str]:
     room = cpu.machine().registers
-    said = [f"{count(s.rows, 'row')} against {count(s.vectors, 'vector')}: as many sums as {room} registers hold, so that "
-            "the latency of one is hidden by the others"]  # fmt: skip
+    said = [f"{count(s.rows, 'row')} against {count(s.vectors, 'vector')}: as many sums as {room} registers hold, so "
+            "that the latency of one is hidden by the others"]  # fmt: skip
     if few:
         said = [f"one row at a time: {count(p.m, 'row')} against {p.n:,} columns"]
     found = contraction(p.plan)
