@@ -21,7 +21,6 @@ from ..codegen.facts import Facts, facts
 from ..codegen.schedule import MAX_GRID, Device, Schedule, schedule
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from ..formula.reductions import CORES
 from . import driver, nvrtc
 from .layout import own_axes, strides
 
@@ -62,7 +61,7 @@ def _available(index: int) -> str | None:
 
 def run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Reduce; see :func:`kernops.backends.reduce` for the contract."""
-    first = next(t for t in tensors if isinstance(t, Tensor))
+    first: Tensor = tensors[plan.tensors[0]] if plan.tensors else next(t for t in tensors if isinstance(t, Tensor))  # type: ignore[assignment]
     index = first.get_device()
     if index != _current_device():
         with torch.cuda.device(index):
@@ -283,10 +282,12 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int]) -> Launch:
     for size in (s.scratch * item, s.scratch * 8 if s.list else 0, s.packed_rows * item, s.packed_cols * item):
         offsets.append(end)
         end += -(-size // 256) * 256
-    shape = (m, plan.k, plan.dim) if plan.k else (m, plan.dim)
-    second = {"value": None, "lse": ((m, 1), dtype), "index": (shape, torch.int64)}
+    (_, dim), *others = plan.outputs
+    shape, second = ((m, plan.k, dim) if plan.k else (m, dim)), None
+    for name, dim in others:
+        second = ((m, plan.k, dim) if plan.k else (m, dim)), torch.int64 if name == "index" else dtype
     return Launch(
         dtype, index, variables, (*sizes, m, n, s.row_blocks, s.splits, s.span),
         struct.Struct("=" + fields + "q" * (len(sizes) + 5)), tuple(kernels), shape,
-        second[CORES[plan.core].outputs[-1]], end, tuple(offsets),
+        second, end, tuple(offsets),
     )  # fmt: skip

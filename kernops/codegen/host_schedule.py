@@ -15,7 +15,7 @@ from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
 from ..formula.ops import OPS
 from ..formula.plan import Plan
 from .contraction import SumsEmitter, contraction, squares, sums_text
-from .emit import emit, pair_text, plus
+from .emit import emit, pair_text
 
 #: Core -> template for formulas with few components, in the header of that name.
 _KERNELS = {
@@ -220,12 +220,7 @@ def _stages(plan: Plan) -> str:
         first.line(f"z[{k}] = {first.component(node, 0)};")
     rest = rewrite(root, slots)
     second = _StagedEmitter((rest,))
-    if rest.dim == 1:
-        second.line(f"out[0] = {second.component(rest, 0)};")
-    else:
-        c = second.loop("C")
-        second.line(f"out[{plus(c, 0)}] = {second.component(rest, f'c0 + {c}')};")
-        second.end()
+    second.write(rest, 0)
     return f"""  static constexpr int SHARED = {len(numbers)};
   template <class V, class X, class Y> KN_FN static void shared(const X& x, const Y& y, V* z) {{
 {first.text()}

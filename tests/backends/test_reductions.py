@@ -337,6 +337,10 @@ def test_row_factors(backend: str) -> None:
         (mul(2.0, mul(b, mul(a, mul(w, kernel)))), 2 * x * z * (y * dense).sum(1)),
         (mul(a, b), x * 7.0),
         (mul(a, w), 3 * x * z),
+        (  # each piece of a concatenation has a factor of its own
+            apply("Concat", mul(a, kernel), apply("Concat", kernel, apply("Concat", mul(2.0, mul(a, b)), a))),
+            torch.cat([x * dense.sum(1), dense.sum(1), x * 14.0, 3 * x], 1),
+        ),
     ):
         (got,) = compute(make_plan("Sum", f, n_vars=3), [x, y, z], 2, 3, backend)
         torch.testing.assert_close(got, want, rtol=1e-13, atol=0, equal_nan=True)
