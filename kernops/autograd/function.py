@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import backends
 from ..backends import Input
 from ..backends.layout import own_axes
-from ..formula.plan import Plan
+from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES
 from .chosen import reduce_chosen
 from .derivatives import Call, Part, Pass, Slopes, call_of, gradient_passes, slopes, tangent_passes
@@ -104,6 +104,9 @@ def reduce_checked(call: Call, tensors: Sequence[Input]) -> Outs:
 
 
 def _recorded(call: Call, tensors: Sequence[Input]) -> Outs:
+    if call.plan.first:  # autograd knows one result, and how to take it apart
+        (out,) = _recorded(call.of(make_plan("Sum", call.plan.formula, n_vars=call.plan.n_vars)), tensors)
+        return out.split([dim for _, dim in call.plan.outputs], -1)
     if CORES[call.plan.core].cotangents is None:
         return reduce_chosen(call, tensors, _apply, reduce_checked)
     return _apply(call, tensors)

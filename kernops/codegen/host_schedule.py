@@ -82,7 +82,8 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: 
     dim, width = program.pair[-1].dim, max(1, program.n_col)
     header, kernel = _KERNELS[plan.core]
     room = machine.registers // 2  # vectors that hold states
-    if plan.core == "Sum" and dim > room // 4 and _shared(program.pair[-1]):
+    whole = program.pair[-1].op == "Concat" and dim <= room  # a part of it would choose a piece for each component
+    if plan.core == "Sum" and dim > room // 4 and not whole and _shared(program.pair[-1]):
         header, kernel = _STAGED_SUM
     staged = header == "staged" and plan.core != "LogSumExp"
     chunk = _chunk(plan, dim, room, staged)
