@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node, const, rewrite, swap_axes, var, variables
 from ..formula.ops import concat
 from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES, gradient_formulas
 
 #: Derivatives over the same axis share what is computed for a pair (a distance, its exponential), as long as they have
-#: at most so many components together: more would not stay in registers.
-FUSED_WIDTH = 8
+#: at most so many components together: more would not stay in registers. On a GPU more are computed one by one, each a
+#: product of matrices for its matrix units.
+FUSED_WIDTH = {"cuda": 4, "other": 8}
+
+
+def fused_width(device: torch.device) -> int:
+    return FUSED_WIDTH.get(device.type, FUSED_WIDTH["other"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +140,13 @@ def _pass(found: Sequence[Derivative]) -> Pass:
     return Pass(whole, apart, inputs, swapped, parts, tuple(p.dim for p in parts))  # type: ignore[arg-type]
 
 
-def _passes(found: Sequence[Derivative]) -> tuple[Pass, ...]:
-    """Few passes for some derivatives."""
+def _passes(found: Sequence[Derivative], width: int) -> tuple[Pass, ...]:
+    """Few passes for some derivatives, those with more than ``width`` components in passes of their own."""
     groups: list[list[Derivative]] = []
     for one in sorted(found, key=lambda d: d[2] == CAT_J):
         group = groups[-1] if groups else []
         same = group and (group[0][2] == CAT_J) == (one[2] == CAT_J)
-        if same and sum(f.dim for f, _, _ in group) + one[0].dim <= FUSED_WIDTH:
+        if same and sum(f.dim for f, _, _ in group) + one[0].dim <= width:
             group.append(one)
         else:
             groups.append([one])
@@ -153,7 +160,7 @@ def _row_vars(first: int, plan: Plan) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=4096)
-def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...]) -> tuple[Pass, ...]:
+def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...], width: int) -> tuple[Pass, ...]:
     """What to compute for the gradient by the variables with numbers ``wanted``.
 
     The operands are the plan's tensors, the outputs' cotangents (of which those ``given`` exist), the outputs.
@@ -167,22 +174,22 @@ def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...]
         gs = tuple(g if there else const(0.0) for g, there in zip(gs, given))
     vs = [v for v in plan.variables if v.params[1] in wanted]
     found = gradient_formulas(core, formula, weight, outs, gs, vs)
-    return _passes([(f, v.params[1], v.params[0]) for v, f in zip(vs, found) if f is not None])  # type: ignore[misc]
+    return _passes([(f, v.params[1], v.params[0]) for v, f in zip(vs, found) if f is not None], width)  # type: ignore[misc]
 
 
 @lru_cache(maxsize=4096)
-def slopes(plan: Plan, moving: tuple[bool, ...]) -> Slopes | None:
+def slopes(plan: Plan, moving: tuple[bool, ...], width: int) -> Slopes | None:
     """The sum with its derivatives by those of the ``moving`` variables that the row has; ``None`` if that is no gain.
 
     For a scalar sum of row i the gradient by x_i is the cotangent g_i times Σ_j dF/dx_i, which needs no g. That takes
-    a pass less than computing it in the backward pass, for at most ``FUSED_WIDTH - 1`` numbers a row in memory.
+    a pass less than computing it in the backward pass, for at most ``width - 1`` numbers a row in memory.
     """
     if plan.core != "Sum" or plan.dim != 1:
         return None
     vs = [v for v in plan.variables if moving[v.params[1]] and v.params[0] in (CAT_I, CAT_P)]  # type: ignore[index]
     formulas = gradient_formulas(plan.core, plan.formula, None, (), (const(1.0),), vs)
     found = [(f, v.params[1], v.params[0]) for v, f in zip(vs, formulas) if f is not None]
-    if not found or 1 + sum(f.dim for f, _, _ in found) > FUSED_WIDTH:
+    if not found or 1 + sum(f.dim for f, _, _ in found) > width:
         return None
     whole = concat(plan.formula, *(f for f, _, _ in found))
     numbers = frozenset(number for _, number, _ in found)
@@ -190,7 +197,7 @@ def slopes(plan: Plan, moving: tuple[bool, ...]) -> Slopes | None:
 
 
 @lru_cache(maxsize=4096)
-def tangent_passes(plan: Plan, moving: tuple[int, ...]) -> tuple[Pass, ...]:
+def tangent_passes(plan: Plan, moving: tuple[int, ...], width: int) -> tuple[Pass, ...]:
     """What to compute for the outputs' tangents where the variables with numbers ``moving`` have tangents.
 
     The operands are the plan's tensors, their tangents, the outputs.
@@ -203,7 +210,7 @@ def tangent_passes(plan: Plan, moving: tuple[int, ...]) -> tuple[Pass, ...]:
         if v.params[1] in moving and v.params[0] != CAT_SCALAR
     }
     found = rule(plan.formula, plan.weight, _row_vars(2 * plan.n_vars, plan), tangents)
-    return _passes([(f, k, CAT_I) for k, f in enumerate(found) if f is not None])
+    return _passes([(f, k, CAT_I) for k, f in enumerate(found) if f is not None], width)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from ..backends.layout import own_axes
 from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES
 from .chosen import reduce_chosen
-from .derivatives import Call, Part, Pass, Slopes, call_of, gradient_passes, slopes, tangent_passes
+from .derivatives import Call, Part, Pass, Slopes, call_of, fused_width, gradient_passes, slopes, tangent_passes
 
 Tensor = torch.Tensor
 Outs = tuple[Tensor, ...]
@@ -188,7 +188,8 @@ class _Rules(torch.autograd.Function):
         wanted = tuple([k for k, need in enumerate(needed[1:]) if need and k not in known])
         if wanted:
             operands = [*tensors, *gs, *outs]
-            for step in gradient_passes(call.plan, wanted, given):
+            width = fused_width(gs[given.index(True)].device)  # type: ignore[union-attr]
+            for step in gradient_passes(call.plan, wanted, given, width):
                 for part, out in zip(step.parts, _run(call, step, operands)):
                     _give(grads, tensors, part, out)
         return tuple(grads)
@@ -202,7 +203,7 @@ class _Rules(torch.autograd.Function):
             moving = tuple(k for k, t in enumerate(tangents) if t is not None)
             some = next(t for t in tangents if t is not None)
             results: list[Tensor | None] = [None] * len(CORES[ctx.call.plan.core].outputs)
-            for step in tangent_passes(ctx.call.plan, moving):
+            for step in tangent_passes(ctx.call.plan, moving, fused_width(some.device)):
                 found = _run(ctx.call, step, [*tensors, *tangents, *outs])
                 for part, tangent in zip(step.parts, found):
                     results[part.number] = tangent
@@ -214,7 +215,8 @@ class _Reduce(_Rules):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
-        both = slopes(call.plan, ctx.needs_input_grad[1:])
+        first: Any = tensors[call.plan.tensors[0]] if call.plan.tensors else None
+        both = None if first is None else slopes(call.plan, ctx.needs_input_grad[1:], fused_width(first.device))
         if both is None:
             outs = _forward(call, tensors)
             _keep(ctx, call, tensors, outs)

@@ -376,7 +376,7 @@ def test_gradients_over_an_axis_share_a_pass_while_they_are_few(reduction, dim, 
         return ((k * v[2]).sum(1) if reduction == "Sum" else (k * v[2]).logsumexp(1),)
 
     values = parameters([x, y, b])
-    passes = derivatives_module.gradient_passes(plan, (0, 1, 2), (True,) * len(dense(values)))
+    passes = derivatives_module.gradient_passes(plan, (0, 1, 2), (True,) * len(dense(values)), 8)
     assert [[part.number for part in step.parts] for step in passes] == numbers
     got = derivatives(lambda v: reduce(plan, v, 3, 4, "tiled"), values)
     for g, w in zip(got, derivatives(dense, values), strict=True):
