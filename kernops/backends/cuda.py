@@ -24,7 +24,6 @@ from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from ..formula.reductions import CORES
 from . import driver, nvrtc, tune
 from .layout import own_axes, strides
 
@@ -66,7 +65,7 @@ def _available(index: int) -> str | None:
 
 def run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Reduce; see :func:`kernops.backends.reduce` for the contract."""
-    first = next(t for t in tensors if isinstance(t, Tensor))
+    first: Tensor = tensors[plan.tensors[0]] if plan.tensors else next(t for t in tensors if isinstance(t, Tensor))  # type: ignore[assignment]
     index = first.get_device()
     if index != _current_device():
         with torch.cuda.device(index):
@@ -403,9 +402,11 @@ def _assemble(
     for size in scratch:
         offsets.append(end)
         end += -(-size // 256) * 256
-    shape = (m, plan.k, plan.dim) if plan.k else (m, plan.dim)
-    second = {"value": None, "lse": ((m, 1), dtype), "index": (shape, torch.int64)}
+    (_, dim), *others = plan.outputs
+    shape, second = ((m, plan.k, dim) if plan.k else (m, dim)), None
+    for name, dim in others:
+        second = ((m, plan.k, dim) if plan.k else (m, dim)), torch.int64 if name == "index" else dtype
     return Launch(
         dtype, index, variables, sizes, struct.Struct("=" + fields + "q" * len(sizes)), kernels, shape,
-        second[CORES[plan.core].outputs[-1]], end, tuple(offsets), survey, step, first,
+        second, end, tuple(offsets), survey, step, first,
     )  # fmt: skip
