@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,18 +22,21 @@ from ..codegen.schedule import MAX_GRID, Device, Schedule, schedule
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
-from . import driver, nvrtc
+from . import driver, nvrtc, pruned_cuda
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
 Input = Tensor | float | None
 
+#: What is called with tensors, strides of the plan's variables (None without batch dimensions) and the batch shape.
+Call = Callable[[Sequence[Input], list | None, tuple[int, ...]], tuple[Tensor, ...]]
+
 MAX_BATCH_DIMS = 6
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
-_launches: dict[tuple, Launch] = {}
-_kernels: dict[tuple, int] = {}
+_launches: dict[tuple, Call] = {}
+_kernels: dict[tuple, dict[str, int]] = {}
 _building = threading.Lock()
 #: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
@@ -145,28 +148,34 @@ def arch_of(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def _prepare(key: tuple) -> Launch:
+def _prepare(key: tuple) -> Call:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
     s = schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
-    driver.bind(index)
-    with _building:
-        functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}
+    search = pruned_cuda.wanted(key)
     if len(_launches) >= _KEPT:
         _launches.clear()
-    launch = _launches[key] = _launch(key, s, functions)
-    return launch
+    if search is not None:
+        _launches[key] = pruned_cuda.prepare(key, s, search)
+        return _launches[key]
+    text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
+    shared = {instantiate.main_kernel(s): s.shared}
+    functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, instantiate.compiled(s))
+    _launches[key] = _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)})
+    return _launches[key]
 
 
-def _kernel(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, index: int, name: str) -> int:
-    text = instantiate.source(plan, s, itemsize, batch_dims)
-    if (text, index, name) not in _kernels:
-        image = nvrtc.cubin(text, arch_of(device_facts(index).arch), f"{plan.core} of {plan.formula}")
-        module = driver.load(image)
-        for other in instantiate.compiled(s):
-            shared = s.shared if other == "reduce" else 0
-            _kernels[text, index, other] = driver.function(module, "kn_" + other, shared)
-    return _kernels[text, index, name]
+def compiled(text: str, what: str, index: int, shared: dict[str, int], names: Sequence[str]) -> dict[str, int]:
+    """The kernels of a source text on a device: name -> handle.
+
+    ``what`` describes it in the cache; ``shared`` are the bytes of dynamic shared memory of those that use some.
+    """
+    driver.bind(index)
+    with _building:
+        if (text, index) not in _kernels:
+            module = driver.load(nvrtc.cubin(text, arch_of(device_facts(index).arch), what))
+            _kernels[text, index] = {k: driver.function(module, "kn_" + k, shared.get(k, 0)) for k in names}
+        return _kernels[text, index]
 
 
 def _pieces(blocks: int) -> tuple[tuple[int, int], ...]:
@@ -220,23 +229,36 @@ class Launch:
 
     def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
-        device = self.index
-        words = self._words(tensors, steps)
-        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=device),)
-        if self.second is not None:
-            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=device),)
+        results = self.results(batch)
         base = 0
         if self.scratch:  # given back to the allocator on return: later work on this stream may use it, no other
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.index)
             base = scratch.data_ptr()
-        head = self.layout.pack(*words, *self.sizes)
-        tail = _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *[base + at for at in self.offsets])
-        stream = _stream(device)
+        self.start(self.head(tensors, steps), self.tail(results, base))
+        return results
+
+    def results(self, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Empty results."""
+        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=self.index),)
+        if self.second is not None:
+            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=self.index),)
+        return results
+
+    def head(self, tensors: Sequence[Input], steps: list | None) -> bytes:
+        """The arguments' variables and sizes."""
+        return self.layout.pack(*self._words(tensors, steps), *self.sizes)
+
+    def tail(self, results: tuple[Tensor, ...], base: int) -> bytes:
+        """The arguments' addresses; scratch begins at ``base``."""
+        return _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *[base + at for at in self.offsets])
+
+    def start(self, head: bytes, tail: bytes) -> None:
+        """Launch the kernels."""
+        stream = _stream(self.index)
         for k in self.kernels:
             for first, blocks in k.pieces:
-                arguments = head + _RANGE.pack(first, k.total) + tail
-                driver.launch(device, k.function, blocks, k.threads, k.shared, stream, arguments)
-        return results
+                arguments = head + RANGE.pack(first, k.total) + tail
+                driver.launch(self.index, k.function, blocks, k.threads, k.shared, stream, arguments)
 
     def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
         words: list[float] = []
@@ -255,7 +277,7 @@ class Launch:
         return words
 
 
-_RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=6Q")
+RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=6Q")
 
 
 def _launch(key: tuple, s: Schedule, functions: dict[str, int]) -> Launch:
@@ -273,7 +295,7 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int]) -> Launch:
     }
     kernels = []
     for name, function in functions.items():
-        if name == "reduce":
+        if name == instantiate.main_kernel(s):
             kernels.append(Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)))
         else:
             total, each = items[name]
