@@ -22,7 +22,7 @@ from ..codegen.schedule import MAX_GRID, Device, Schedule, schedule
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
-from . import driver, nvrtc
+from . import driver, nearest, nvrtc
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ MAX_BATCH_DIMS = 6
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
-_launches: dict[tuple, Launch] = {}
+_launches: dict[tuple, Launch | nearest.Search] = {}
 _kernels: dict[tuple, int] = {}
 _building = threading.Lock()
 #: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
@@ -145,15 +145,20 @@ def arch_of(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def _prepare(key: tuple) -> Launch:
+def _prepare(key: tuple) -> Launch | nearest.Search:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
-    s = schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
+    if len(_launches) >= _KEPT:
+        _launches.clear()
+    device = device_facts(index)
+    search = nearest.search(plan, index, arch_of(device.arch), device, m, n, sizes) if dtype == torch.float32 else None
+    if search is not None:
+        _launches[key] = search
+        return search
+    s = schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, device)
     driver.bind(index)
     with _building:
         functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}
-    if len(_launches) >= _KEPT:
-        _launches.clear()
     launch = _launches[key] = _launch(key, s, functions)
     return launch
 

@@ -1,4 +1,5 @@
-"""The CUDA kernels of ``kernops.geometric`` on the processor: their own sources, compiled by g++ (``intrinsics.h``).
+"""The CUDA kernels of ``kernops.geometric`` and of the search of nearest points in many dimensions on the processor:
+their own sources, compiled by g++ (``intrinsics.h``), but for the two headers that consist of PTX.
 
 Each thread of a block is a fiber (``runtime.cpp``); lanes, warps and blocks run in random order. A launch raises
 ``RuntimeError`` where lanes or warps part at a barrier, where a kernel touches what is neither in a tensor of the call
@@ -23,12 +24,13 @@ import pytest
 import torch
 
 from kernops.backends import cache
+from kernops.codegen import nearest
 from kernops.geometric.kernels import cuda
 from tests.geometric.cases import At
 
 _HERE = Path(__file__).parent
 _KERNELS = Path(cuda.__file__).parents[2] / "cuda"
-_HEADERS = ("math.cuh", "rows.cuh", "segments.cuh", "sort.cuh", "frustum.cuh", "splat.cuh")
+_HEADERS = ("math.cuh", "rows.cuh", "segments.cuh", "sort.cuh", "frustum.cuh", "splat.cuh", *nearest.HEADERS)
 _SONAME = "libkernops-emulated-cuda.so"
 
 #: PTX in the headers -> the same in C++.
@@ -86,6 +88,8 @@ def _headers() -> dict[str, str]:
     for ptx, text in _PTX.items():
         assert ptx in texts["rows.cuh"], f"rows.cuh no longer has {ptx}"
         texts["rows.cuh"] = texts["rows.cuh"].replace(ptx, text)
+    for name in ("nearest_ptx", "nearest_hopper"):
+        texts[f"{name}.cuh"] = (_HERE / f"{name}.h").read_text(encoding="utf-8")
     return texts
 
 
@@ -118,7 +122,7 @@ def _runtime() -> str:
 
 @lru_cache(maxsize=1024)
 def library(text: str) -> ctypes.CDLL:
-    """The kernels of a text of ``kernops.geometric.kernels.source``, under ``emulate_`` and their names."""
+    """The kernels of a text, such as ``kernops.geometric.kernels.source`` has, under ``emulate_`` and their names."""
     text = re.sub(r"__launch_bounds__\([^)]*\) ", "", text)  # which change nothing here
     kernels = re.findall(r" kn_(\w+)\(const __grid_constant__ kn::(\w+) a\)", text)
     launchers = "".join(_LAUNCHER.format(name=name, arguments=arguments) for name, arguments in kernels)
