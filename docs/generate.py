@@ -1,8 +1,7 @@
-"""Writes the generated pages: ``python docs/generate.py``. With ``--check`` it only says which are out of date."""
+"""Writes the generated pages and figures: ``python docs/generate.py``. With ``--check`` it only says which are old."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,28 +10,13 @@ DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 from _api import api_page  # noqa: E402
+from _benchmarks import figures, goals_page, suite_page  # noqa: E402
+from _charts import Chart, can_draw, shows, svg  # noqa: E402
 from _compat import compatibility_page  # noqa: E402
 from _tables import environment_page, kernels_page, ops_page, reductions_page  # noqa: E402
 
-from kernops.bench import report  # noqa: E402
+from kernops.bench.goals import GOALS  # noqa: E402
 from kernops.bench.suites import SUITES  # noqa: E402
-
-BENCHMARK_PAGE = """# Benchmark: {name}
-
-*This page is written by `python docs/generate.py` from `docs/benchmarks/{name}.json`, which
-`python -m kernops.bench suite {name} --json docs/benchmarks/{name}.json` measures.*
-
-How times, errors and memory are measured is said in [How it is measured](index.md).
-
-{results}"""
-
-
-def benchmark_page(name: str) -> str:
-    """The results of a suite, as measured last."""
-    file = DOCS / "benchmarks" / f"{name}.json"
-    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    return BENCHMARK_PAGE.format(name=name, results=report.markdown(results) if results else "Not measured yet.\n")
-
 
 #: Page -> what writes it.
 PAGES: dict[str, Callable[[], str]] = {
@@ -42,26 +26,40 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/environment.md": environment_page,
     "reference/api.md": api_page,
     "compatibility.md": compatibility_page,
-    **{f"benchmarks/{name}.md": (lambda name=name: benchmark_page(name)) for name in SUITES},
+    **{f"benchmarks/{name}.md": (lambda name=name: suite_page(name)) for name in SUITES},
+    **{f"benchmarks/goals-{device}.md": (lambda device=device: goals_page(device)) for device in GOALS},
 }
 
 
+def charts() -> dict[str, Chart]:
+    """Figure -> what it shows."""
+    return {f"benchmarks/{file}": chart for device in GOALS for file, chart in figures(device).items()}
+
+
 def outdated() -> list[str]:
-    """Pages whose committed text is not what would be written now."""
-    return [page for page, write in PAGES.items() if not _has(DOCS / page, write())]
+    """Pages whose committed text is not what would be written now, and figures of other data."""
+    pages = [page for page, write in PAGES.items() if _text(DOCS / page) != write()]
+    return pages + [figure for figure, chart in charts().items() if not shows(_text(DOCS / figure), chart)]
 
 
-def _has(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def main(arguments: list[str]) -> int:
-    old = outdated()
-    for page in old:
-        print(f"{'out of date' if '--check' in arguments else 'written'}: docs/{page}")
-        if "--check" not in arguments:
-            (DOCS / page).write_text(PAGES[page](), encoding="utf-8")
-    return int(bool(old) and "--check" in arguments)
+    old, check = outdated(), "--check" in arguments
+    left = 0
+    for name in old:
+        drawn = name.endswith(".svg")
+        if check:
+            print(f"out of date: docs/{name}")
+        elif drawn and not can_draw():
+            print(f"not drawn, as matplotlib is missing: docs/{name}")
+            left = 1
+        else:
+            (DOCS / name).write_text(svg(charts()[name]) if drawn else PAGES[name](), encoding="utf-8")
+            print(f"written: docs/{name}")
+    return int(bool(old)) if check else left
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .backends.tune import autotune as autotune
     from .lazy import Genred as Genred
     from .lazy import KernelSolve as KernelSolve
     from .lazy import LazyTensor as LazyTensor
     from .lazy import Pm as Pm
     from .lazy import Vi as Vi
     from .lazy import Vj as Vj
+    from .lazy.explaining import explain as explain
 
 #: Where each public name lives.
 _HOMES = {
@@ -27,6 +29,8 @@ _HOMES = {
     "Pm": "lazy",
     "Genred": "lazy",
     "KernelSolve": "lazy",
+    "explain": "lazy.explaining",
+    "autotune": "backends.tune",
 }
 #: Modules that `import kernops` alone makes reachable.
 _MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")

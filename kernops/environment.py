@@ -16,6 +16,11 @@ class Variable:
 
 
 VARIABLES: dict[str, Variable] = {
+    "KERNOPS_AUTOTUNE": Variable(
+        "0",
+        "`1`: the first reduction of its kind measures a few schedules, and the fastest is remembered in the cache "
+        "(see `kernops.autotune`).",
+    ),
     "KERNOPS_BACKEND": Variable(
         "auto",
         "Back end used where the call names none: `auto`, `cuda`, `cpu` or `tiled`.",

@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 
 from .. import environment
-from ..codegen.host_schedule import Machine, source
+from ..codegen.host_schedule import Machine, Schedule, candidates, source
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from . import cache
+from . import cache, tune
 from .layout import strides
 
 Tensor = torch.Tensor
@@ -84,6 +84,8 @@ class _Binding:
         self.first = next((k for k, cat in self.variables if cat not in (None, CAT_SCALAR)), None)
         self.packers: dict[int, Callable[..., bytes]] = {}
         self.functions: dict[tuple[torch.dtype, bool], Callable[[bytes], int]] = {}
+        self.variants: dict[tuple[torch.dtype, Schedule], Callable[[bytes], int]] = {}
+        self.tuned: dict[tuple, Callable[[bytes], int]] = {}
         self.tails = [(plan.k, dim) if plan.k else (dim,) for _, dim in plan.outputs]
         self.second = plan.outputs[-1][0] if len(plan.outputs) == 2 else ""
 
@@ -111,7 +113,13 @@ class _Binding:
             else:
                 words += (t.data_ptr(), *t.stride())  # type: ignore[union-attr]
         pack = self.packers.get(len(batch)) or self._packer(len(batch))
-        if function(pack(*words)):
+        packed = pack(*words)
+        if pairs >= tune.FEW_PAIRS and tune.enabled():
+            kind = (key, m.bit_length(), n.bit_length(), batch, words[3])
+            if kind not in self.tuned:
+                self.tuned[kind] = self._fastest(key, m, n, math.prod(batch), packed)
+            function = self.tuned[kind]
+        if function(packed):
             raise MemoryError(
                 f"not enough memory for the column terms of {n} columns and {math.prod(batch)} batch elements"
             )
@@ -126,6 +134,28 @@ class _Binding:
         each = "".join(("d" if cat == CAT_SCALAR else "q") + f"{axes + 2}q" for _, cat in self.variables)
         self.packers[axes] = struct.Struct(f"{6 + axes}q{each}").pack
         return self.packers[axes]
+
+    def _fastest(self, key: tuple[torch.dtype, bool], m: int, n: int, batch: int, packed: bytes) -> Callable:
+        """The variant that is fastest for such sizes, by a measurement on this very call."""
+        dtype, few_rows = key
+        variants = candidates(self.plan, dtype.itemsize, machine(), few_rows)
+
+        def seconds(s: Schedule) -> float:
+            function = self._variant(dtype, s)
+            if function(packed):
+                raise MemoryError("no memory for this schedule")
+            return tune.seconds_of(lambda: function(packed))
+
+        device = f"{_cpu()[0]}, {threads()} threads"
+        described = f"schedule of {self.plan.core} of {self.plan.formula}, float{8 * dtype.itemsize}"
+        best = tune.best(tune.key(device, _headers(), self.plan, str(dtype), m, n, batch), variants, seconds, described)
+        return self._variant(dtype, best)
+
+    def _variant(self, dtype: torch.dtype, s: Schedule) -> Callable[[bytes], int]:
+        with building(self.plan):
+            if (dtype, s) not in self.variants:
+                self.variants[dtype, s] = _load(self.plan, dtype.itemsize, False, s)
+            return self.variants[dtype, s]
 
     def _function(self, key: tuple[torch.dtype, bool]) -> Callable[[bytes], int]:
         with building(self.plan):
@@ -158,9 +188,14 @@ def threads() -> int:
     return int(given)
 
 
+def machine() -> Machine:
+    """What matters of this processor."""
+    return _cpu()[1]
+
+
 # --- compiling --------------------------------------------------------------------------------------------------------
-def _load(plan: Plan, itemsize: int, few_rows: bool) -> Callable[[bytes], int]:
-    text = source(plan, itemsize, _cpu()[1], few_rows)
+def _load(plan: Plan, itemsize: int, few_rows: bool, tuned: Schedule | None = None) -> Callable[[bytes], int]:
+    text = source(plan, itemsize, _cpu()[1], few_rows, tuned)
     function = library(text, f"{plan.core} of {plan.formula}, float{8 * itemsize}").kernops_run
     function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
     return function

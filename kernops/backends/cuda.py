@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +21,10 @@ from ..codegen import instantiate, matrix_source
 from ..codegen.facts import Facts, facts
 from ..codegen.matrix import matrix_form
 from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
-from ..codegen.schedule import MAX_GRID, Device, Schedule, schedule
-from ..formula.graph import CAT_P, CAT_SCALAR
+from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
+from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from . import driver, nvrtc
+from . import driver, nvrtc, tune
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
@@ -31,6 +32,7 @@ Input = Tensor | float | None
 
 MAX_BATCH_DIMS = 6
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
+TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
 _launches: dict[tuple, Launch] = {}
@@ -149,19 +151,72 @@ def arch_of(capability: tuple[int, int]) -> str:
 def _prepare(key: tuple) -> Launch:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
-    facts_of_device = device_facts(index)
-    s = schedule(_facts(plan), m, n, math.prod(sizes), dtype.itemsize, facts_of_device)
-    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, facts_of_device)
+    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
+    # what stands in for the matrix units is not worth measuring
+    launch = _built(key, _model_schedule(key) if by_matrix else _schedule(key), by_matrix)
+    if len(_launches) >= _KEPT:
+        _launches.clear()
+    _launches[key] = launch
+    return launch
+
+
+def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> Launch:
+    """The launch of a key by a schedule, and by one of the matrix units before."""
+    plan, dtype, index, _, _, sizes = key
     driver.bind(index)
     text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
     shared = {name: s.shared if name == "reduce" else 0 for name in instantiate.compiled(s)}
     with _building:
         functions = _functions(plan, text, index, shared)
         first = None if by_matrix is None else _matrix_launch(key, by_matrix)
-    if len(_launches) >= _KEPT:
-        _launches.clear()
-    launch = _launches[key] = _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)}, first)
-    return launch
+    return _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)}, first)
+
+
+def _asked(key: tuple) -> tuple[Facts, int, int, int, int, Device]:
+    plan, dtype, index, m, n, sizes = key
+    return _facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index)
+
+
+def _model_schedule(key: tuple) -> Schedule:
+    return schedule(*_asked(key))
+
+
+def _schedule(key: tuple) -> Schedule:
+    """The model's schedule; where that is switched on, the fastest of a few. None is measured in a graph's capture."""
+    plan, dtype, index, m, n, sizes = key
+    count = math.prod(sizes)
+    if m * n * count < tune.FEW_PAIRS or not tune.enabled() or torch.cuda.is_current_stream_capturing():
+        return _model_schedule(key)
+
+    def clock() -> float:
+        torch.cuda.synchronize(index)
+        return time.perf_counter()
+
+    def seconds(s: Schedule) -> float:
+        launch, (tensors, steps, batch) = _built(key, s), _samples(key)
+        return tune.seconds_of(lambda: launch(tensors, steps, batch), clock)
+
+    named = f"{torch.cuda.get_device_name(index)}, {device_facts(index)}"
+    code = f"{nvrtc.headers_digest()} {nvrtc.toolchain()}"
+    described = f"schedule of {plan.core} of {plan.formula}, float{8 * dtype.itemsize}"
+    asked_for = tune.key(named, code, plan, str(dtype), m, n, count)
+    return tune.best(asked_for, candidates(*_asked(key), count=TUNED), seconds, described)
+
+
+tune.on_switch.append(lambda: _launches.clear())
+
+
+def _samples(key: tuple) -> tuple[list, list | None, tuple[int, ...]]:
+    """Arguments of a launch of this key, made up: a schedule's time hardly depends on the numbers."""
+    plan, dtype, index, m, n, sizes = key
+    batch = () if sizes == (1,) else sizes
+    rows = {CAT_I: (m,), CAT_J: (n,), CAT_P: ()}
+    tensors: list = [None] * plan.n_vars
+    for v in plan.variables:
+        cat, k, dim = v.params
+        shape = () if cat == CAT_SCALAR else (*batch, *rows[cat], dim)
+        tensors[k] = 1.0 if cat == CAT_SCALAR else torch.rand(shape, dtype=dtype, device=index)
+    return tensors, _steps(plan, tensors, batch) if batch else None, batch
 
 
 def _functions(plan: Plan, text: str, index: int, shared: dict[str, int]) -> dict[str, int]:

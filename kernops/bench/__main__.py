@@ -6,20 +6,21 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..formula.plan import ALGORITHMS
-from . import report, splat_command
+from . import all_command, goals, report, splat_command
 from .cases import CASES
 from .machine import environment
-from .measure import measure
+from .measure import PROBES, measure
 from .overhead import measure_overhead
 from .peers import CONTENDERS
 from .probe import Failed
-from .problem import Config
+from .problem import DTYPES, FRONTS, Config
 from .protocol import BUDGET_SECONDS
 from .suites import SUITES
 
@@ -49,12 +50,12 @@ def _names(allowed: tuple[str, ...]):
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--d", type=_numbers, default=[3], metavar="D,…", help="dimensions of the points (3)")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--backward", type=_names(("x", "y", "b")), nargs="?", const=["x"], default=[], metavar="x,y,b",
                         help="time the value and the gradients by these inputs (x where none is named)")  # fmt: skip
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--backend", choices=("auto", "cpu", "cuda", "tiled"), default="auto", help="of kernops")
-    parser.add_argument("--peer", type=_names(PEERS), default=list(PEERS), metavar="NAME,…",
+    parser.add_argument("--peer", type=_names(PEERS), metavar="NAME,…",
                         help=f"whom to compare with: {', '.join(PEERS)}, or none (all that do the case)")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=9, help="samples of each, of which the median counts (9)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the environment there")
@@ -71,13 +72,19 @@ def parser() -> argparse.ArgumentParser:
         if case.name == "argkmin":
             sub.add_argument("--algorithm", choices=ALGORITHMS, default="auto",
                              help="of kernops; auto calls argKmin, others kernops.neighbors.knn (auto)")  # fmt: skip
-        sub.add_argument("--front", choices=("LazyTensor", "Genred"), default="LazyTensor")
+        fronts = FRONTS if case.estimator else FRONTS[:-1]
+        sub.add_argument("--front", choices=fronts, default="LazyTensor",
+                         help="of kernops and PyKeOps; estimator is of kernops alone (LazyTensor)")  # fmt: skip
+        sub.add_argument("--offset", type=float, default=0.0, help="added to every coordinate (0)")
+        if case.name == "kde":
+            sub.add_argument("--rtol", type=float, default=0.0, help="tolerance that estimators are allowed (0)")
         sub.add_argument("--no-probes", action="store_true", help="measure neither first calls nor memory")
         sub.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="S",
                          help="a contender that took S seconds gets fewer samples")  # fmt: skip
         _common(sub)
     _common(commands.add_parser("overhead", help="the cost of a call on ten points"))
     splat_command.add(commands, _names)
+    all_command.add(commands, _names, PEERS)
     suite = commands.add_parser("suite", help="run the benchmarks of a page of the documentation")
     suite.add_argument("name", choices=tuple(SUITES))
     suite.add_argument("--json", type=Path, required=True, metavar="FILE")
@@ -115,7 +122,8 @@ def _configs(options: argparse.Namespace, device: str) -> list[Config]:
     rhs = getattr(options, "rhs", 1) if case.uses_b else 1
     return [
         Config(name, n, d, options.dtype, rhs, k, "".join(options.backward), device, options.backend,
-               getattr(options, "front", "LazyTensor"), getattr(options, "algorithm", "auto"))
+               getattr(options, "front", "LazyTensor"), getattr(options, "algorithm", "auto"),
+               getattr(options, "offset", 0.0), getattr(options, "rtol", 0.0))
         for d in options.d for n in sizes
     ]  # fmt: skip
 
@@ -130,11 +138,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
         rows += splat_command.run(options, device, _say)
     for config in _configs(options, device) if options.command != "splat" else ():
         if options.command == "overhead":
-            rows += measure_overhead(config, options.peer, options.repeats, _say)
+            rows += measure_overhead(config, PEERS if options.peer is None else options.peer, options.repeats, _say)
         else:
-            peers = [p for p in options.peer if not CONTENDERS[p].cases or config.case in CONTENDERS[p].cases]
-            rows += measure(config, peers, repeats=options.repeats, probes=not options.no_probes, budget=options.budget,
-                            say=_say)  # fmt: skip
+            asked = options.peer
+            if asked is None:
+                asked = [p for p in PEERS if not CONTENDERS[p].lacks(config)]
+            peers = [p for p in asked if not CONTENDERS[p].cases or config.case in CONTENDERS[p].cases]
+            rows += measure(config, peers, repeats=options.repeats, probes=() if options.no_probes else PROBES,
+                            budget=options.budget, say=_say)  # fmt: skip
     _say("")
     return {"command": _without_json(arguments), "environment": found, "results": rows}
 
@@ -145,20 +156,35 @@ def _without_json(arguments: list[str]) -> list[str]:
     return [a for k, a in enumerate(arguments) if k not in drop and not a.startswith("--json=")]
 
 
+def _results(options: argparse.Namespace, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """What a command measures, result by result."""
+    if options.command == "all":
+        yield from all_command.run(options, _device(options), _say)
+    elif options.command == "suite":
+        yield from (run(shlex.split(line)) for line in SUITES[options.name])
+    else:
+        yield run(arguments)
+
+
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if options.command == "show":
         results = [one for file in options.files for one in json.loads(file.read_text(encoding="utf-8"))]
-        print(report.markdown(results) if options.markdown else "\n\n".join(map(report.text, results)))
+        print(report.markdown(results) if options.markdown else "\n\n".join(report.texts(results)))
         return 0
     results = []
-    lines = [shlex.split(line) for line in SUITES[options.name]] if options.command == "suite" else [arguments]
     try:
-        for line in lines:
-            results.append(run(line))
-            print(report.text(results[-1]), end="\n\n", flush=True)
-            if options.json:  # after each, so that a broken suite leaves what it has
+        if options.command == "all" and options.list:
+            print("\n".join(g.key for g in goals.chosen(_device(options), options.only)))
+            return 0
+        for result in _results(options, arguments):
+            results.append(result)
+            _say("")
+            print(report.text(result), end="\n\n", flush=True)
+            if options.json:  # after each, so that a broken run leaves what it has
                 options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if options.command == "all":
+            print(report.summary(results))
     except (ValueError, ImportError) as error:
         print(f"python -m kernops.bench: {error}", file=sys.stderr)
         return 2

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 PACKAGES = (
-    *("kernops", "torch", "numpy", "pykeops", "scikit-learn", "faiss-cpu", "conch-triton-kernels"),
+    *("kernops", "torch", "numpy", "pykeops", "scikit-learn", "scipy", "faiss-cpu", "flashlib"),
+    "conch-triton-kernels",
     *("cupy-cuda12x", "cupy-cuda13x"),
 )
 #: Settings of thread pools, which change results.
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "KERNOPS_NUM_THREADS", "LD_PRELOAD")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "KERNOPS_NUM_THREADS", "KERNOPS_AUTOTUNE",
+             "OPENBLAS_CORETYPE", "LD_PRELOAD")  # fmt: skip
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from . import probe
@@ -16,6 +16,8 @@ log = logging.getLogger("kernops.bench")
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
+#: What is measured in processes of its own, unless told otherwise.
+PROBES = ("first", "memory")
 #: What a library may raise where it cannot do a case; anything else is a fault of ours and shall be seen.
 TROUBLE = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, OSError)
 
@@ -25,7 +27,7 @@ def measure(
     peers: Iterable[str],
     *,
     repeats: int = 7,
-    probes: bool = True,
+    probes: Collection[str] = PROBES,
     budget: float = BUDGET_SECONDS,
     say: Say = lambda text: None,
 ) -> list[Row]:
@@ -35,7 +37,7 @@ def measure(
         config: the problem.
         peers: names of contenders.
         repeats: samples of each.
-        probes: whether to measure first calls and memory, in processes of their own.
+        probes: which of ``PROBES`` to measure, in processes of their own.
         budget: seconds that a contender may take before it gets fewer samples.
         say: told what is being done.
 
@@ -52,19 +54,43 @@ def measure(
         name: {"contender": name, "config": config.to_json(), "missing": _missing(name, config)} for name in names
     }
     for name, row in rows.items():
-        if probes and not row["missing"] and CONTENDERS[name].compiles:
+        if "first" in probes and not row["missing"] and CONTENDERS[name].compiles:
             say(f"{name}: first call, cold and warm cache")
             _probe(row, lambda n=name: probe.first_calls(n, config, CONTENDERS[n].cache_variable))  # type: ignore[misc]
-    built = _build_all(rows, config, say)
+    together = {name: row for name, row in rows.items() if name not in CONTENDERS or not CONTENDERS[name].environment}
+    built = _build_all(together, config, say)
     say("timing " + ", ".join(built))
-    timings = interleave({name: b.call for name, b in built.items()}, config.device, repeats, budget)
-    ours = timings["kernops"].median if "kernops" in timings else None
-    for name, timing in timings.items():
-        rows[name].update(timing.to_json(), ratio=timing.median / ours if ours else None)
-        if probes:
+    for name, timing in interleave({n: b.call for n, b in built.items()}, config.device, repeats, budget).items():
+        rows[name].update(timing.to_json())
+        if "memory" in probes:
             say(f"{name}: peak memory")
-            _probe(rows[name], lambda n=name: probe.ask("memory", n, config, choice=built[n].choice))  # type: ignore[misc]
+            _probe(rows[name], lambda n=name: _memory(n, config, built[n]))  # type: ignore[misc]
+    for name in rows.keys() - together.keys():
+        _alone(rows[name], config, {"repeats": repeats, "budget": budget}, say)
+    ours = rows["kernops"].get("seconds")
+    for row in rows.values():
+        if ours and "seconds" in row:
+            row["ratio"] = row["seconds"] / ours
     return list(rows.values())
+
+
+def _memory(name: str, config: Config, built: Built) -> Row:
+    """The peak of a call: on a GPU the allocator tells it, on a CPU only the system, about a process of its own."""
+    if config.device == "cuda":
+        return {"peak_bytes": probe.cuda_peak(built.call)}
+    return probe.ask("memory", name, config, choice=built.choice)
+
+
+def _alone(row: Row, config: Config, limits: dict[str, Any], say: Say) -> None:
+    """Time a contender in a process of its own, with the variables that its libraries read when they are loaded."""
+    if row["missing"]:
+        return
+    name = row["contender"]
+    say(f"{name}: in a process of its own")
+    variables = dict(CONTENDERS[name].environment)
+    _probe(row, lambda: probe.ask("time", name, config, variables, choice=limits))
+    said = ", ".join(f"{k}={v}" for k, v in variables.items())
+    row["note"] = f"{row.get('note', '')}, in a process of its own with {said}"
 
 
 def _missing(name: str, config: Config) -> str:

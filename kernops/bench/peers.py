@@ -9,13 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .cases import CASES, SQUARES, Case, evaluate_rows
-from .problem import Config, Data, Tensor
+from .problem import DTYPES, Config, Data, Tensor
 
 Call = Callable[[], list[Tensor]]
 
@@ -52,6 +52,7 @@ class Contender:
         cache_variable: environment variable that moves the directory of compiled code.
         cases: the cases that the library has; empty for all.
         devices, dtypes: what it runs on.
+        environment: variables that its libraries read when they are loaded: it is timed in a process of its own.
     """
 
     name: str
@@ -61,13 +62,18 @@ class Contender:
     cache_variable: str = ""
     cases: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    dtypes: tuple[str, ...] = ("float32", "float64")
+    dtypes: tuple[str, ...] = DTYPES
+    environment: tuple[tuple[str, str], ...] = ()
 
     def missing(self, config: Config) -> str:
         """Why this contender cannot take part, in words; empty where it can."""
         for module in self.modules:
             if importlib.util.find_spec(module.partition(".")[0]) is None:
                 return "not installed"
+        return self.lacks(config)
+
+    def lacks(self, config: Config) -> str:
+        """What of a problem the library does not do, in words, whether or not it is installed."""
         for have, want in ((self.cases, config.case), (self.devices, config.device), (self.dtypes, config.dtype)):
             if have and want not in have:
                 return f"does not do {want}"
@@ -110,6 +116,8 @@ def _genred(library: Any, case: Case, config: Config, data: Data, options: dict[
 
 
 def _kernops(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
+    if config.front == "estimator":
+        return _estimator("kernops.estimators", "auto")(case, config, data, choice)
     if config.algorithm == "auto":
         return _symbolic("kernops", True)(case, config, data, choice)
     from ..neighbors import knn
@@ -118,6 +126,15 @@ def _kernops(case: Case, config: Config, data: Data, choice: tuple[str, int] | N
         return [knn(data.x, data.y, config.k, backend=config.backend, algorithm=config.algorithm)[1]]
 
     return Built(call, f"knn, {config.algorithm}")
+
+
+def _in_float32(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
+    """kernops on the same numbers in float32: what half precision is compared with."""
+    if config.backward:
+        raise ValueError("measured without gradients")
+    single = Data(*(t.float() for t in (data.x, data.y, data.b, data.g)))
+    built = _kernops(case, replace(config, dtype="float32"), single, choice)
+    return replace(built, note="the same in float32")
 
 
 def _torch(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
@@ -129,6 +146,8 @@ def _torch(case: Case, config: Config, data: Data, choice: tuple[str, int] | Non
 def _best_blocks(case: Case, config: Config, data: Data) -> tuple[str, int]:
     best = (float("inf"), "matmul", 1)
     for form, squares in SQUARES.items():
+        if form == "cdist" and data.x.dtype.itemsize == 2:
+            continue  # torch has none in half precision
         width = data.y.shape[0] * (config.d if form == "direct" else 1)
         for chunk in CHUNKS:
             rows = min(chunk, config.n)
@@ -160,17 +179,14 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _sklearn(algorithm: str):
+def _estimator(library: str, algorithm: str):
+    """An estimator with scikit-learn's interface: the same script for scikit-learn and for kernops."""
+
     def build(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
-        from sklearn.neighbors import NearestNeighbors
-
-        x, y = data.x.numpy(), data.y.numpy()
-
-        def call() -> list[Tensor]:
-            model = NearestNeighbors(n_neighbors=config.k, algorithm=algorithm, n_jobs=-1).fit(y)
-            return [torch.from_numpy(model.kneighbors(x, return_distance=False))]
-
-        return Built(call, "fit and search")
+        if case.estimator is None:
+            raise ValueError(f"{case.name} has no estimator")
+        call = case.estimator(importlib.import_module(library), algorithm, config, data)
+        return Built(lambda: [call()], "fit and search" if case.name == "argkmin" else f"rtol={config.rtol:g}")
 
     return build
 
@@ -194,19 +210,36 @@ def _faiss(case: Case, config: Config, data: Data, choice: tuple[str, int] | Non
     return Built(lambda: [torch.from_numpy(faiss.knn(x, y, config.k)[1])], "brute force")
 
 
+def _flashlib(case: Case, config: Config, data: Data, choice: tuple[str, int] | None) -> Built:
+    import flashlib
+
+    return Built(lambda: [flashlib.flash_knn(data.x, data.y, config.k, return_distances=False)], "flash_knn")
+
+
 _NEIGHBOURS = ("argkmin",)
+_FITTED = ("argkmin", "kde")
+_SINGLE, _NUMPY = ("float32",), ("float32", "float64")
+_SYMBOLIC = ("float32", "float64", "float16")
+_HASWELL = (("OPENBLAS_CORETYPE", "Haswell"),)  # the kernels of its BLAS that were found fastest for faiss
 CONTENDERS: dict[str, Contender] = {
     c.name: c
     for c in (
         Contender("kernops", ("kernops.lazy",), _kernops, True, "KERNOPS_CACHE_DIR"),
         Contender("torch", ("torch",), _torch),
-        Contender("keops", ("pykeops.torch",), _symbolic("pykeops.torch", False), True, "KEOPS_CACHE_FOLDER"),
-        Contender("sklearn", ("sklearn",), _sklearn("brute"), cases=_NEIGHBOURS, devices=("cpu",)),
-        Contender("sklearn-tree", ("sklearn",), _sklearn("kd_tree"), cases=_NEIGHBOURS, devices=("cpu",)),
-        Contender("ckdtree", ("scipy",), _ckdtree, cases=_NEIGHBOURS, devices=("cpu",)),
-        Contender("faiss", ("faiss",), _faiss, cases=_NEIGHBOURS, devices=("cpu",), dtypes=("float32",)),
+        Contender("keops", ("pykeops.torch",), _symbolic("pykeops.torch", False), True, "KEOPS_CACHE_FOLDER",
+                  dtypes=_SYMBOLIC),
+        Contender("sklearn", ("sklearn",), _estimator("sklearn.neighbors", "brute"), cases=_FITTED, devices=("cpu",),
+                  dtypes=_NUMPY),
+        Contender("sklearn-tree", ("sklearn",), _estimator("sklearn.neighbors", "kd_tree"), cases=_NEIGHBOURS,
+                  devices=("cpu",), dtypes=_NUMPY),
+        Contender("ckdtree", ("scipy",), _ckdtree, cases=_NEIGHBOURS, devices=("cpu",), dtypes=_NUMPY),
+        Contender("faiss", ("faiss",), _faiss, cases=_NEIGHBOURS, devices=("cpu",), dtypes=_SINGLE),
+        Contender("faiss-haswell", ("faiss",), _faiss, cases=_NEIGHBOURS, devices=("cpu",), dtypes=_SINGLE,
+                  environment=_HASWELL),
+        Contender("flashlib", ("flashlib",), _flashlib, cases=_NEIGHBOURS, devices=("cuda",), dtypes=_SINGLE),
+        Contender("kernops-float32", ("kernops.lazy",), _in_float32, dtypes=("float16", "bfloat16")),
     )
-}
+}  # fmt: skip
 
 
 def build(name: str, config: Config, data: Data, choice: tuple[str, int] | None = None) -> Built:

@@ -95,12 +95,26 @@ def _memory(contender: str, config: Any, choice: Any) -> dict[str, int | None]:
     data = make_data(config)
     built = build(contender, config, data, choice and tuple(choice))
     gc.collect()
-    peak = _cuda_peak if config.device == "cuda" else resident_peak
+    peak = cuda_peak if config.device == "cuda" else resident_peak
     return {"peak_bytes": peak(built.call)}
 
 
-def _cuda_peak(call: Any) -> int:
-    """As torch's allocator sees it; what a library allocates beside it is not counted."""
+def _time(contender: str, config: Any, limits: dict[str, Any]) -> dict[str, Any]:
+    """Times and errors of a contender that is measured alone."""
+    from .cases import CASES
+    from .peers import start
+    from .problem import make_data, sample_rows
+    from .protocol import interleave
+
+    data, sample = make_data(config), sample_rows(config)
+    built, got = start(contender, config, data)
+    errors = CASES[config.case].error([t.detach()[sample] for t in got], data.double_rows(sample), config)
+    timing = interleave({contender: built.call}, config.device, **limits)[contender]
+    return {"note": built.note, **errors, **timing.to_json()}
+
+
+def cuda_peak(call: Any) -> int:
+    """As torch's allocator sees it, in any process; what a library allocates beside it is not counted."""
     import torch
 
     torch.cuda.synchronize()
@@ -146,6 +160,8 @@ def main(text: str) -> None:
         )
     elif request["what"] == "first":
         answer = dict(_first(request["contender"], Config.from_json(request["config"])))
+    elif request["what"] == "time":
+        answer = _time(request["contender"], Config.from_json(request["config"]), request["choice"])
     else:
         answer = dict(_memory(request["contender"], Config.from_json(request["config"]), request["choice"]))
     print(json.dumps(answer))

@@ -11,6 +11,8 @@ Tensor = torch.Tensor
 
 #: Columns of a table of pairs that the reference may hold at a time, in numbers.
 REFERENCE_NUMBERS = 1 << 24
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+FRONTS = ("LazyTensor", "Genred", "estimator")
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,17 @@ class Config:
         case: a key of ``cases.CASES``.
         n: number of rows and of columns.
         d: dimension of the points.
-        dtype: ``"float32"`` or ``"float64"``.
+        dtype: a key of ``DTYPES``.
         rhs: number of right-hand sides.
         k: number of neighbours.
         backward: inputs whose gradients are computed too, a subset of ``"xyb"``; empty for the value alone.
         device: ``"cpu"`` or ``"cuda"``.
         backend: back end of kernops.
         algorithm: of kernops where it searches neighbours; ``"auto"`` calls ``argKmin``, others ``neighbors.knn``.
-        front: ``"LazyTensor"`` or ``"Genred"``, for kernops and for PyKeOps alike.
+        front: ``"LazyTensor"`` or ``"Genred"``, for kernops and for PyKeOps alike; ``"estimator"`` for kernops' and
+            scikit-learn's, where the case has one.
+        offset: added to every coordinate: how far the points are from the origin.
+        rtol: relative tolerance that an estimator is allowed.
     """
 
     case: str
@@ -42,6 +47,8 @@ class Config:
     backend: str = "auto"
     front: str = "LazyTensor"
     algorithm: str = "auto"
+    offset: float = 0.0
+    rtol: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,12 +83,12 @@ def make_data(config: Config, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config.dtype)
 
-    def normal(columns: int, scale: float = 1.0) -> Tensor:
+    def normal(columns: int, scale: float = 1.0, offset: float = 0.0) -> Tensor:
         numbers = torch.randn(config.n, columns, generator=generator, dtype=torch.float64)
-        return (scale * numbers).to(dtype).to(config.device)
+        return (scale * numbers + offset).to(dtype).to(config.device)
 
-    scale = config.d**-0.5
-    data = Data(normal(config.d, scale), normal(config.d, scale), normal(config.rhs), normal(config.rhs))
+    x, y = (normal(config.d, config.d**-0.5, config.offset) for _ in range(2))
+    data = Data(x, y, normal(config.rhs), normal(config.rhs))
     for name in config.backward:
         getattr(data, name).requires_grad_()
     return data

@@ -64,7 +64,8 @@ def interleave(
     Args:
         calls: name -> what to run, called at least once before.
         device: ``"cpu"`` (wall clock) or ``"cuda"`` (events on the current stream).
-        repeats: samples of each; fewer, but at least ``MIN_SAMPLES``, for one that has used up ``budget`` seconds.
+        repeats: samples of each; fewer, but at least ``MIN_SAMPLES``, for one that has used up ``budget`` seconds. One
+            whose call alone takes longer than that has its warm-up for its only sample.
         budget: seconds.
     """
     clock = CLOCKS[device]
@@ -74,6 +75,9 @@ def interleave(
     for k in range(max(repeats, 1)):
         for name, call in calls.items():
             spent = once[name] * counts[name] * k
+            if once[name] > budget:
+                timings[name].samples = [once[name]]
+                continue
             if k >= min(MIN_SAMPLES, repeats) and spent > budget:
                 continue
             time.sleep(PAUSE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,13 +113,21 @@ def title(result: Row) -> str:
     """What a table is about."""
     if _is_splat(result["results"][0]):
         return _splat_title(result["results"][0])
+    if "goal" in result:
+        return f"{result['goal']['key']}: {_problem(result['results'][0]['config'])}"
     config = result["results"][0]["config"]
     if result["command"][0] == "overhead":
         return f"a call on {config['n']} points, {config['device']}{_gradients(config)}"
+    return _problem(config)
+
+
+def _problem(config: Row) -> str:
+    case = CASES[config["case"]]
     parts = [config["case"], f"D={config['d']}", config["dtype"], config["device"]]
-    parts += [f"rhs={config['rhs']}"] if config["case"] == "gaussian" and config["rhs"] > 1 else []
+    parts += [f"rhs={config['rhs']}"] if case.uses_b and config["rhs"] > 1 else []
     parts += [f"k={config['k']}"] if config["case"] == "argkmin" else []
-    return ", ".join(parts) + _gradients(config) + f": {CASES[config['case']].doc}"
+    parts += [f"{name}={config[name]:g}" for name in ("offset", "rtol") if config.get(name)]
+    return ", ".join(parts) + _gradients(config) + f": {case.doc}"
 
 
 def _gradients(config: dict[str, Any]) -> str:
@@ -137,17 +146,24 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def text_table(rows: Sequence[Row]) -> str:
     """Columns aligned for a terminal."""
-    cells = _cells(rows)
+    return _aligned(_cells(rows))
+
+
+def _aligned(cells: list[list[str]]) -> str:
     widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
-    cells.insert(1, ["-" * w for w in widths])
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells)
+    lines = [cells[0], ["-" * w for w in widths], *cells[1:]]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in lines)
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
     """The same for a page."""
-    cells = _cells(rows)
-    cells.insert(1, ["---"] * len(cells[0]))
-    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in cells)
+    return markdown_cells(_cells(rows))
+
+
+def markdown_cells(cells: list[list[str]]) -> str:
+    """Cells, the headings first, as a table of Markdown."""
+    lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines)
 
 
 LEGEND = "time: median; ratio: a peer's time over that of kernops"
@@ -162,12 +178,61 @@ def _splat_legend(result: Row) -> str:
     )
 
 
+def _checked(check: Row) -> str:
+    """One thing to reach: what was found, what was to be reached, and whether that is so."""
+    show = seconds if check["what"] == "seconds" else lambda value: "–" if value is None else f"{value:.3g}"
+    name = "" if check["what"] == "seconds" else f"{check['what']} "
+    return f"{name}{show(check['found'])} (target {show(check['target'])})"
+
+
+VERDICTS = {True: "yes", False: "no", None: "?"}
+
+
+def _goal_cells(result: Row) -> list[str]:
+    goal, ours = result["goal"], result["results"][0]
+    peers = [
+        f"{row['contender']} {seconds(row['seconds'])}" if "seconds" in row else f"{row['contender']}: {row['missing']}"
+        for row in result["results"][1:]
+    ]
+    return [
+        goal["key"],
+        ours["missing"] or seconds(ours.get("seconds")),
+        f"{seconds(ours['floor'])}, {ours['bound']}" if "floor" in ours else "–",
+        "; ".join(map(_checked, goal["checks"])) or "–",
+        VERDICTS[goal["met"]] if goal["checks"] else "–",
+        ", ".join(peers) or "–",
+    ]
+
+
+GOAL_HEADS = ["row", "kernops", "at least", "found (target)", "met", "peers"]
+
+
+def goal_table(results: Sequence[Row]) -> list[list[str]]:
+    """The cells of the table of goals, its headings first."""
+    return [GOAL_HEADS, *map(_goal_cells, results)]
+
+
+def summary(results: Sequence[Row]) -> str:
+    """Goals in one table for a terminal, and how many are met."""
+    judged = [r["goal"]["met"] for r in results if r["goal"]["checks"]]
+    count = f"{judged.count(True)} of {len(judged)} met, {judged.count(None)} not judged"
+    return f"{_aligned(goal_table(results))}\n{count}"
+
+
 def text(result: Row) -> str:
     """One result (see ``__main__.run``) for a terminal."""
     lines = [title(result), text_table(result["results"])]
+    if "goal" in result and result["goal"]["checks"]:
+        lines.append(f"met: {VERDICTS[result['goal']['met']]}; " + "; ".join(map(_checked, result["goal"]["checks"])))
     legend = _splat_legend(result) if _is_splat(result["results"][0]) else LEGEND
     lines += [f"{legend}; {describe(result['environment'])}"]
     return "\n".join(lines)
+
+
+def texts(results: Sequence[Row]) -> list[str]:
+    """All results for a terminal; goals are summed up in the end."""
+    goals = [r for r in results if "goal" in r]
+    return [*map(text, results), *([summary(goals)] if goals else [])]
 
 
 def markdown(results: Sequence[Row]) -> str:
@@ -179,6 +244,6 @@ def markdown(results: Sequence[Row]) -> str:
             machine = describe(result["environment"]).rsplit("; load", 1)[0]
             blocks.append(f"Measured on {describe(result['environment'])}.")
         blocks.append(f"### {title(result)}")
-        blocks.append(f"```\npython -m kernops.bench {' '.join(result['command'])}\n```")
+        blocks.append(f"```\npython -m kernops.bench {shlex.join(result['command'])}\n```")
         blocks.append(markdown_table(result["results"]))
     return "\n\n".join(blocks) + "\n"

@@ -114,6 +114,11 @@ def _instructions(op: str) -> int:
     return 1 if op in ONE_INSTRUCTION else INSTRUCTIONS.get(op, SLOW)
 
 
+def instructions(node: Node) -> int:
+    """Instructions of all components of a node."""
+    return _work([node], [node.dim]).instructions
+
+
 def _work(nodes: list[Node], counts: list[int]) -> Work:
     """The work of evaluating ``counts[k]`` components of each node."""
     instructions = rows = cols = 0

@@ -8,7 +8,7 @@ the plan and a few facts about the machine; nothing depends on sizes but the var
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
@@ -141,10 +141,24 @@ def _work(plan: Plan) -> int:
     )
 
 
-# --- source -----------------------------------------------------------------------------------------------------------
-def source(plan: Plan, itemsize: int, machine: Machine, few_rows: bool = False) -> str:
-    """A translation unit that exports ``int kernops_run(const int64_t*)`` (its argument: see host/problem.h)."""
+def candidates(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: bool = False) -> tuple[Schedule, ...]:
+    """Schedules that are worth a measurement, the one of :func:`schedule` first. They differ in what stays in which
+    cache, and in how many rows and columns a step takes."""
     s = schedule(plan, itemsize, machine, few_rows)
+    others = [replace(s, tile=2 * s.tile), replace(s, tile=max(1, s.tile // 2)), replace(s, blocks=2 * s.blocks)]
+    if s.rows > 1 and not contraction(plan).sums:
+        rows = s.rows // 2
+        others.append(replace(s, rows=rows, vectors=2 * s.vectors, epilogue=min(rows, s.epilogue)))
+    return tuple(dict.fromkeys((s, *others)))
+
+
+# --- source -----------------------------------------------------------------------------------------------------------
+def source(plan: Plan, itemsize: int, machine: Machine, few_rows: bool = False, tuned: Schedule | None = None) -> str:
+    """A translation unit that exports ``int kernops_run(const int64_t*)`` (its argument: see host/problem.h).
+
+    ``tuned`` stands for the schedule of a measurement; else it is that of :func:`schedule`.
+    """
+    s = tuned or schedule(plan, itemsize, machine, few_rows)
     real = {4: "float", 8: "double"}[itemsize]
     kinds = {v.params[1]: v.params[0] for v in plan.variables}
     columns = {v.params[1] for v in topological(*plan.program.col_terms) if v.is_var}

@@ -235,14 +235,24 @@ def _split(columns: int, blocks: int, f: Facts, device: Device) -> tuple[int, in
     return _up(columns, span), span
 
 
-def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device) -> Schedule:
+def _most_rows(m: int) -> int:
+    return min(4, 1 << max(1, m // ROWS_FOR_EACH).bit_length() - 1)
+
+
+def candidates(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device, count: int) -> tuple[Schedule, ...]:
+    """The ``count`` schedules of which the model thinks best, that of :func:`schedule` first."""
+    found = sorted(_candidates(f, itemsize, _most_rows(m)), key=lambda s: cycles(f, s, itemsize))
+    return tuple(schedule(f, m, n, batch, itemsize, device, s) for s in found[:count])
+
+
+def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device, s: Shape | None = None) -> Schedule:
     """How to reduce ``n`` columns for each of ``m`` rows of each of ``batch`` batch elements.
 
-    Pure and deterministic. ``itemsize`` is 4 or 8 bytes.
+    Pure and deterministic. ``itemsize`` is 4 or 8 bytes; ``s`` is another candidate than the best.
     """
     if min(m, n, batch) < 1:
         raise ValueError(f"m, n and batch must be at least 1; got {m}, {n}, {batch}")
-    s = shape(f, itemsize, min(4, 1 << max(1, m // ROWS_FOR_EACH).bit_length() - 1))
+    s = s or shape(f, itemsize, _most_rows(m))
     heap = f.core == "KMin" and f.k > REGISTER_LIST
     chunks = _up(f.dim, s.chunk)
     row_blocks = _up(m, THREADS * s.rows)

@@ -122,6 +122,12 @@ class Genred:
             options.no_ranges()
         return execute(self._request, self._bind(args), backend, out, device_id)
 
+    def explain(self, *args: Any, **settings: Any) -> Any:
+        """How the call with these arrays runs, and why: :func:`kernops.explain` of this."""
+        from .explaining import explain
+
+        return explain(self, *args, **settings)
+
     def __repr__(self) -> str:
         formula, aliases, name, axis, *_ = self._text
         return f"Genred({formula!r}, {list(aliases)!r}, reduction_op={name!r}, axis={axis})"

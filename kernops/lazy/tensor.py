@@ -251,6 +251,12 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
 
         return solve(self, other, var, call, **settings)
 
+    def explain(self, *args: Any, **settings: Any) -> Any:
+        """How a reduction of this runs, and why: :func:`kernops.explain` of this."""
+        from .explaining import explain
+
+        return explain(self, *args, **settings)
+
     # --- pieces of the vector ---------------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> LazyTensor:
         """A component ``x[k]`` or a range of components ``x[k:l]``; full slices or ``...`` may stand before it."""

@@ -92,7 +92,7 @@ def test_impossible_problems(arguments, message, capsys):
 
 
 def measure(name: str, **more) -> dict:
-    rows = measuring.measure(Config("gaussian", 100), [name], repeats=1, **{"probes": False, **more})
+    rows = measuring.measure(Config("gaussian", 100), [name], repeats=1, **{"probes": (), **more})
     assert rows[0]["contender"] == "kernops" and rows[0]["seconds"] > 0
     return rows[1]
 
@@ -126,7 +126,7 @@ def test_a_peer_whose_process_crashes_is_left_out(monkeypatch):
     monkeypatch.setattr(probe, "first_calls", crash)
     monkeypatch.setattr(probe, "ask", lambda *args, **more: {"peak_bytes": 1})
     add(monkeypatch, "deadly", compiles=True)
-    assert measure("deadly", probes=True)["missing"] == "crashed (SIGSEGV)"
+    assert measure("deadly", probes=measuring.PROBES)["missing"] == "crashed (SIGSEGV)"
 
 
 def test_a_failure_of_ours_is_not_hidden(monkeypatch, capsys):

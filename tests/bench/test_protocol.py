@@ -41,8 +41,15 @@ def test_a_slow_contender_gets_fewer_samples_and_never_too_few(clock):
     timings = interleave({"slow": lambda: ("slow", 30.0), "fast": lambda: ("fast", 1.0)}, "cpu", repeats=9, budget=100)
     assert len(timings["slow"].samples) == 4
     assert len(timings["fast"].samples) == 9
-    timings = interleave({"slow": lambda: ("slow", 1000.0)}, "cpu", repeats=9, budget=100)
+    timings = interleave({"slow": lambda: ("slow", 99.0)}, "cpu", repeats=9, budget=100)
     assert len(timings["slow"].samples) == protocol.MIN_SAMPLES
+
+
+def test_a_call_beyond_the_budget_is_made_once(clock):
+    timings = interleave({"slow": lambda: ("slow", 101.0), "fast": lambda: ("fast", 1.0)}, "cpu", repeats=9, budget=100)
+    assert timings["slow"].samples == [101.0]
+    assert [name for name, _ in clock].count("slow") == 1
+    assert len(timings["fast"].samples) == 9
 
 
 def test_median_and_json():

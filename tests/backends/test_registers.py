@@ -1,0 +1,90 @@
+"""Registers and spills of the kernels that ship, as ptxas reports them, without a GPU.
+
+``REGISTERS`` is a table of upper bounds, as NVRTC 13 gives them: more registers of a thread are fewer blocks of a
+multiprocessor. A change that raises one has to say so here. Nothing spills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernops import formula as _fill_the_table  # noqa: F401
+from kernops.codegen.facts import facts
+from kernops.codegen.instantiate import source
+from kernops.codegen.schedule import Device, schedule
+from kernops.formula.graph import CAT_I, CAT_J, Node, var
+from kernops.formula.ops import apply, mul, neg, sub
+from kernops.formula.plan import Plan, make_plan
+
+pytest.importorskip("cupy")
+from kernops.backends import nvrtc  # noqa: E402
+from kernops.backends.explained.cuda import place, usage  # noqa: E402
+
+if nvrtc.missing() is not None:
+    pytest.skip(str(nvrtc.missing()), allow_module_level=True)
+
+#: Between versions of the compiler.
+SLACK = 8
+ARCHS = ("sm_80", "sm_90a", "sm_100")
+POINTS = 100_000
+
+
+def _distance(d: int) -> Node:
+    return apply("SqDist", var(CAT_I, 0, d), var(CAT_J, 1, d))
+
+
+def gaussian(d: int, e: int = 1) -> Plan:
+    return make_plan("Sum", mul(apply("Exp", neg(_distance(d))), var(CAT_J, 2, e)))
+
+
+def gradient(d: int) -> Plan:
+    difference = sub(var(CAT_I, 0, d), var(CAT_J, 1, d))
+    return make_plan("Sum", mul(mul(apply("Exp", neg(_distance(d))), var(CAT_J, 2, 1)), difference))
+
+
+def value_and_gradient(d: int) -> Plan:
+    """What the first pass of a training step computes."""
+    f = gaussian(d).formula
+    return make_plan("Sum", apply("Concat", f, mul(f, sub(var(CAT_I, 0, d), var(CAT_J, 1, d)))), first=1)
+
+
+def softmax(d: int) -> Plan:
+    return make_plan("SumSoftMaxWeight", neg(_distance(d)), var(CAT_J, 2, 1))
+
+
+def nearest(d: int, k: int) -> Plan:
+    return make_plan("KMin", _distance(d), k=k)
+
+
+#: name -> (plan, bytes of a number, most registers of the reducing kernel on each of ARCHS, of any other kernel)
+REGISTERS: dict[str, tuple[Callable[[], Plan], int, tuple[int, int, int], int]] = {
+    "gaussian D=3": (lambda: gaussian(3), 4, (44, 48, 48), 23),
+    "gaussian D=3 E=16": (lambda: gaussian(3, 16), 4, (156, 158, 158), 62),
+    "gaussian D=16": (lambda: gaussian(16), 4, (114, 122, 80), 23),
+    "gaussian D=64": (lambda: gaussian(64), 4, (80, 83, 83), 26),
+    "gaussian D=3 float64": (lambda: gaussian(3), 8, (70, 96, 118), 30),
+    "gradient D=3": (lambda: gradient(3), 4, (72, 80, 56), 32),
+    "value and gradient D=3": (lambda: value_and_gradient(3), 4, (80, 96, 80), 32),
+    "logsumexp D=3": (lambda: make_plan("LogSumExp", neg(_distance(3))), 4, (56, 56, 56), 32),
+    "softmax D=3": (lambda: softmax(3), 4, (64, 63, 64), 32),
+    "min D=3": (lambda: make_plan("Min", _distance(3)), 4, (40, 32, 40), 20),
+    "argmin D=3": (lambda: make_plan("MinArgMin", _distance(3)), 4, (48, 48, 40), 22),
+    "nearest 10 D=3": (lambda: nearest(3, 10), 4, (48, 48, 48), 32),
+    "nearest 50 D=3": (lambda: nearest(3, 50), 4, (56, 56, 64), 32),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", REGISTERS)
+def test_kernels_stay_within_their_registers_and_spill_nothing(name: str, arch: str) -> None:
+    build, itemsize, most, most_others = REGISTERS[name]
+    plan = build()
+    device: Device = place(arch)[0]
+    s = schedule(facts(plan), POINTS, POINTS, 1, itemsize, device)
+    found = usage(source(plan, s, itemsize, 0), arch)
+    assert not [kernel for kernel, used in found.items() if used.spills], found
+    reducing = found.pop("kn_reduce").registers
+    assert reducing <= most[ARCHS.index(arch)] + SLACK
+    assert max(used.registers for used in found.values()) <= most_others + SLACK
