@@ -44,6 +44,12 @@ def gradient(d: int) -> Plan:
     return make_plan("Sum", mul(mul(apply("Exp", neg(_distance(d))), var(CAT_J, 2, 1)), difference))
 
 
+def value_and_gradient(d: int) -> Plan:
+    """What the first pass of a training step computes."""
+    f = gaussian(d).formula
+    return make_plan("Sum", apply("Concat", f, mul(f, sub(var(CAT_I, 0, d), var(CAT_J, 1, d)))), first=1)
+
+
 def softmax(d: int) -> Plan:
     return make_plan("SumSoftMaxWeight", neg(_distance(d)), var(CAT_J, 2, 1))
 
@@ -60,6 +66,7 @@ REGISTERS: dict[str, tuple[Callable[[], Plan], int, tuple[int, int, int], int]] 
     "gaussian D=64": (lambda: gaussian(64), 4, (80, 83, 83), 26),
     "gaussian D=3 float64": (lambda: gaussian(3), 8, (70, 96, 118), 30),
     "gradient D=3": (lambda: gradient(3), 4, (72, 80, 56), 32),
+    "value and gradient D=3": (lambda: value_and_gradient(3), 4, (80, 96, 80), 32),
     "logsumexp D=3": (lambda: make_plan("LogSumExp", neg(_distance(3))), 4, (56, 56, 56), 32),
     "softmax D=3": (lambda: softmax(3), 4, (64, 63, 64), 32),
     "min D=3": (lambda: make_plan("Min", _distance(3)), 4, (40, 32, 40), 20),

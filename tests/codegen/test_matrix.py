@@ -102,6 +102,18 @@ def test_what_does_not_fit_is_refused(plan: Plan) -> None:
     assert matrix_schedule(plan, 10**5, 10**5, 1, 4, H100) is None
 
 
+def test_two_results() -> None:
+    """A value and its derivative by a parameter, as the first pass of a training step computes them."""
+    f = mul(apply("Exp", neg(mul(P, S))), B)
+    plan = make_plan("Sum", apply("Concat", f, mul(f, S)), first=1)
+    form = matrix_form(plan)
+    assert form is not None and not form.wide
+    assert "FIRST = 1;" in emit_matrix(plan, form)
+    wide = mul(apply("Exp", neg(S)), var(CAT_J, 2, 8))
+    assert matrix_form(make_plan("Sum", wide)) is not None
+    assert matrix_form(make_plan("Sum", wide, first=3)) is None, "its kernel writes one result"
+
+
 def test_wide_results() -> None:
     form = matrix_form(gaussian(20, 16))
     assert form is not None and form.wide and form.moment == 0 and form.rhs is not None and form.rhs.dim == 16
