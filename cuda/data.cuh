@@ -42,7 +42,29 @@ struct Arguments {
     void* partial_index;     // indices of the splits' lists
     void* rows;              // packed row slots
     void* cols;              // packed column slots
+    void* survey;            // what was found about the data, if a faster kernel was tried before this one; else null
+    long long survey_bytes;  // of one batch element
 };
+
+/// How the matrix units compute a batch element (halves.cuh); PLAIN: not, but the plain kernels do.
+enum Mode { EXACT = 0, NEAR = 1, PLAIN = 2 };
+
+/// What was found about the data of a batch element; the centre follows.
+struct Survey {
+    unsigned largest;    // |component| after centring, as the bits of a float
+    unsigned norm;       // squared norm, likewise
+    unsigned slope;      // |slope| of the exponent, likewise; infinite where a slope is positive
+    unsigned near, far;  // near pairs in the sample; points that are far for their slope
+    int mode;
+    int unused[2];
+};
+
+/// @return whether the result of a batch element is there already
+template <class A>
+KN_FN bool is_done(const A& a, long long batch) {
+    if (!a.survey) return false;
+    return reinterpret_cast<const Survey*>(static_cast<const char*>(a.survey) + batch * a.survey_bytes)->mode != PLAIN;
+}
 
 /// The tensors at one row or column: what Formula::row and Formula::col read.
 template <class G>
@@ -120,7 +142,7 @@ struct Layout {
     // Rows lie as their thread reads them: block, slot, thread, row of the thread.
     static constexpr int SLOT = ROWS;
 
-    static_assert(sizeof(typename G::Arguments) == 8 * ((G::F::NVARS ? G::F::NVARS : 1) * (G::BATCH + 3) + G::BATCH + 13),
+    static_assert(sizeof(typename G::Arguments) == 8 * ((G::F::NVARS ? G::F::NVARS : 1) * (G::BATCH + 3) + G::BATCH + 15),
                   "the arguments are eight-byte fields without gaps");
     static_assert(G::TILE % G::Q == 0, "a tile holds whole groups");
     static_assert(G::THREADS % 32 == 0 && G::THREADS <= 1024, "a block holds whole warps");
@@ -206,6 +228,7 @@ KN_FN void pack_rows(const typename G::Arguments& a) {
     const long long item = (a.first + blockIdx.x) * blockDim.x + threadIdx.x;
     if (item >= a.total) return;
     const long long block = item / Layout<G>::ROWS, batch = block / a.row_blocks;
+    if (is_done(a, batch)) return;
     const long long i = item - batch * a.row_blocks * Layout<G>::ROWS;
     In<G> in(a, batch);
     in.index = i < a.m ? i : a.m - 1;
@@ -219,6 +242,7 @@ KN_FN void pack_cols(const typename G::Arguments& a) {
     const long long item = (a.first + blockIdx.x) * blockDim.x + threadIdx.x;
     if (item >= a.total) return;
     const long long batch = item / a.n;
+    if (is_done(a, batch)) return;
     In<G> in(a, batch);
     in.index = item - batch * a.n;
     G::F::template col<typename G::T>(

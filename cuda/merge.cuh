@@ -27,6 +27,7 @@ KN_FN void merge(const typename G::Arguments& a) {
     const long long thread = (a.first + blockIdx.x) * blockDim.x + threadIdx.x;
     const long long item = thread / G::LANES < a.total ? thread / G::LANES : a.total - 1;  // every lane must shuffle
     const int lane = static_cast<int>(thread % G::LANES);
+    if (!G::MATRIX && __all_sync(0xffffffffu, is_done(a, item / a.m / G::CHUNKS))) return;
     const State* partial = static_cast<const State*>(a.partial) + item * a.splits;
     State state;
     state.init();
@@ -35,6 +36,7 @@ KN_FN void merge(const typename G::Arguments& a) {
     KN_UNROLL_ALL
     for (int offset = G::LANES / 2; offset; offset /= 2) state.merge(shuffle_down(state, offset));
     if (lane || thread / G::LANES >= a.total) return;
+    if (!G::MATRIX && is_done(a, item / a.m / G::CHUNKS)) return;
 
     Where w;
     w.split = 0;

@@ -176,6 +176,7 @@ KN_FN void reduce(const typename G::Arguments& a) {
     w.chunk = G::CHUNKS == 1 ? 0 : static_cast<int>(number % G::CHUNKS);
     w.c0 = G::CHUNKS == 1 ? 0 : w.chunk * G::C < F::DIM - G::C ? w.chunk * G::C : F::DIM - G::C;
     w.batch = number / G::CHUNKS;
+    if (is_done(a, w.batch)) return;
 
     const long long row = row_block * Layout<G>::ROWS + threadIdx.x;  // row r of this thread is row + r * THREADS
     const long long from = w.split * a.span, to = from + a.span < a.n ? from + a.span : a.n;

@@ -139,7 +139,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("sums always compensated", YES, test="backends/test_reductions.py", note="no switch for the scheme"),
         Row("block-sparse `ranges` and the cluster functions", NOT_YET,
             "cluster.grid_cluster cluster.sort_clusters cluster.cluster_ranges cluster.from_matrix"),
-        Row("high dimension on matrix units", NOT_YET, more=True),
+        Row("high dimension on matrix units", YES, test="codegen/test_matrix.py", more=True),
     ),
     "Compiled code": (
         Row("compiled once, kept on disk, keyed by everything that changes it, safe between processes", YES,

@@ -17,8 +17,10 @@ from functools import lru_cache
 
 import torch
 
-from ..codegen import instantiate
+from ..codegen import instantiate, matrix_source
 from ..codegen.facts import Facts, facts
+from ..codegen.matrix import matrix_form
+from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
@@ -35,7 +37,7 @@ TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
 _launches: dict[tuple, Launch] = {}
-_kernels: dict[tuple, int] = {}
+_kernels: dict[tuple[str, int], dict[str, int]] = {}
 _building = threading.Lock()
 #: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
@@ -149,20 +151,27 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 def _prepare(key: tuple) -> Launch:
     """The launch of a key; called with the device current."""
-    launch = _built(key, _schedule(key))
+    plan, dtype, index, m, n, sizes = key
+    asked = (m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
+    by_matrix = matrix_schedule(plan, *asked)
+    s = _schedule(key) if by_matrix is None else schedule(_facts(plan), *asked)
+    launch = _built(key, s, by_matrix)
     if len(_launches) >= _KEPT:
         _launches.clear()
     _launches[key] = launch
     return launch
 
 
-def _built(key: tuple, s: Schedule) -> Launch:
-    """The launch of a key by a schedule."""
+def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> Launch:
+    """The launch of a key by a schedule, after that on matrix units if there is one."""
     plan, dtype, index, _, _, sizes = key
     driver.bind(index)
+    text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
+    shared = {name: s.shared if name == "reduce" else 0 for name in instantiate.compiled(s)}
     with _building:
-        functions = {name: _kernel(plan, s, dtype.itemsize, len(sizes), index, name) for name in instantiate.kernels(s)}
-    return _launch(key, s, functions)
+        functions = _functions(plan, text, index, shared)
+        first = None if by_matrix is None else _matrix_launch(key, by_matrix)
+    return _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)}, first)
 
 
 def _schedule(key: tuple) -> Schedule:
@@ -204,15 +213,15 @@ def _samples(key: tuple) -> tuple[list, list | None, tuple[int, ...]]:
     return tensors, _steps(plan, tensors, batch) if batch else None, batch
 
 
-def _kernel(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, index: int, name: str) -> int:
-    text = instantiate.source(plan, s, itemsize, batch_dims)
-    if (text, index, name) not in _kernels:
+def _functions(plan: Plan, text: str, index: int, shared: dict[str, int]) -> dict[str, int]:
+    """The driver's handles of the kernels of a source, given the shared memory of each."""
+    functions = _kernels.get((text, index))
+    if functions is None:
         image = nvrtc.cubin(text, arch_of(device_facts(index).arch), f"{plan.core} of {plan.formula}")
         module = driver.load(image)
-        for other in instantiate.compiled(s):
-            shared = s.shared if other == "reduce" else 0
-            _kernels[text, index, other] = driver.function(module, "kn_" + other, shared)
-    return _kernels[text, index, name]
+        functions = {name: driver.function(module, "kn_" + name, size) for name, size in shared.items()}
+        _kernels[text, index] = functions
+    return functions
 
 
 def _pieces(blocks: int) -> tuple[tuple[int, int], ...]:
@@ -251,6 +260,9 @@ class Launch:
         kernels: in order.
         shape, second: shapes after the batch dimensions of the results; ``second`` with its dtype, or None.
         scratch, offsets: bytes of scratch; where its four buffers begin.
+        survey, survey_step: bytes of the survey of all and of one batch element, if there is one (``cuda/halves.cuh``).
+        first: the launch on matrix units that is tried first, or None. It leaves a survey, and the batch elements that
+            it cannot compute, to this one, whose blocks return at once for the others: nothing waits for the GPU.
     """
 
     dtype: torch.dtype
@@ -263,26 +275,41 @@ class Launch:
     second: tuple[tuple[int, ...], torch.dtype] | None
     scratch: int
     offsets: tuple[int, ...]
+    survey: int = 0
+    survey_step: int = 0
+    first: Launch | None = None
 
     def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
         device = self.index
-        words = self._words(tensors, steps)
         results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=device),)
         if self.second is not None:
             results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=device),)
+        words = self._words(tensors, steps)
+        # scratch is given back to the allocator on return: later work on this stream may use it, no other
+        survey = 0
+        if self.first is not None:
+            found = torch.empty(self.first.survey, dtype=torch.uint8, device=device)
+            survey = found.data_ptr()
+            self.first.start(words, results, survey)
+        self.start(words, results, survey)
+        return results
+
+    def start(self, words: Sequence[float], results: tuple[Tensor, ...], survey: int) -> None:
+        """Launch the kernels. ``words`` are addresses and strides of the tensors; ``survey`` is an address or 0."""
+        device = self.index
         base = 0
-        if self.scratch:  # given back to the allocator on return: later work on this stream may use it, no other
+        if self.scratch:
             scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
             base = scratch.data_ptr()
         head = self.layout.pack(*words, *self.sizes)
-        tail = _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *[base + at for at in self.offsets])
+        buffers = [base + at for at in self.offsets]
+        tail = _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *buffers, survey, self.survey_step)
         stream = _stream(device)
         for k in self.kernels:
             for first, blocks in k.pieces:
                 arguments = head + _RANGE.pack(first, k.total) + tail
                 driver.launch(device, k.function, blocks, k.threads, k.shared, stream, arguments)
-        return results
 
     def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
         words: list[float] = []
@@ -301,15 +328,38 @@ class Launch:
         return words
 
 
-_RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=6Q")
+_RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
-def _launch(key: tuple, s: Schedule, functions: dict[str, int]) -> Launch:
-    """The launch of a key, given its schedule and kernels."""
+def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
+    """The launch of a key on matrix units."""
+    plan, _, index, m, n, sizes = key
+    form, batch = matrix_form(plan), math.prod(sizes)
+    assert form is not None, "a schedule for matrix units is of a formula that fits them"
+    text = matrix_source.source(plan, form, s, len(sizes))
+    main = next(name for name in matrix_source.kernels(s, form) if name.startswith("matrix"))
+    shared = {name: s.shared if name == main else 0 for name in matrix_source.compiled(s, form)}
+    functions = _functions(plan, text, index, shared)
+    lanes = matrix_source.lanes(s, form)
+    items = {  # work items, and threads for each
+        "survey": (batch * (m + n + matrix_source.sampled(s, form)), lanes),
+        "pack": (batch * (s.row_blocks + s.tiles) * POINTS, lanes),
+        "merge": (batch * s.pieces * m, instantiate.LANES),
+        "finish_wide": (batch * m * plan.dim, 1),
+    }
+    own = {main: s.blocks, "centre": batch * -(-form.length // 32)}
+    kernels = tuple(
+        _item_kernel(functions[name], *items[name]) if name in items
+        else Kernel(functions[name], matrix_source.threads(name, s), shared[name], 0, _pieces(own[name]))
+        for name in matrix_source.kernels(s, form)
+    )  # fmt: skip
+    words = (*sizes, m, n, s.row_blocks, s.splits, s.span)
+    return _assemble(key, words, kernels, (s.partial, 0, s.rows, s.cols), s.survey, s.survey // batch)
+
+
+def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | None) -> Launch:
+    """The launch of a key, given its schedule and kernels, and the launch that is tried before."""
     plan, dtype, index, m, n, sizes = key
-    place = {v.params[1]: (v.params[0], k) for k, v in enumerate(plan.variables)}
-    variables = tuple((k, *place.get(k, (-1, -1))) for k in range(max(1, plan.n_vars)))
-    fields = "".join(("d" if cat == CAT_SCALAR else "Q") + "q" * (len(sizes) + 2) for _, cat, _ in variables)
     batch, item = math.prod(sizes), dtype.itemsize
     items = {  # work items, and threads for each
         "pack_rows": (batch * s.row_blocks * s.threads * s.rows, 1),
@@ -317,22 +367,38 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int]) -> Launch:
         "merge": (batch * s.chunks * m, instantiate.LANES),
         "merge_lists": (s.scratch, 1),
     }
-    kernels = []
-    for name, function in functions.items():
-        if name == "reduce":
-            kernels.append(Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)))
-        else:
-            total, each = items[name]
-            blocks = -(-total * each // instantiate.ITEM_THREADS)
-            kernels.append(Kernel(function, instantiate.ITEM_THREADS, 0, total, _pieces(blocks)))
+    kernels = tuple(
+        Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)) if name == "reduce"
+        else _item_kernel(function, *items[name])
+        for name, function in functions.items()
+    )  # fmt: skip
+    scratch = (s.scratch * item, s.scratch * 8 if s.list else 0, s.packed_rows * item, s.packed_cols * item)
+    step = 0 if first is None else first.survey_step
+    return _assemble(key, (*sizes, m, n, s.row_blocks, s.splits, s.span), kernels, scratch, 0, step, first)
+
+
+def _item_kernel(function: int, total: int, each: int) -> Kernel:
+    """A kernel with ``each`` threads for each of ``total`` work items."""
+    blocks = -(-total * each // instantiate.ITEM_THREADS)
+    return Kernel(function, instantiate.ITEM_THREADS, 0, total, _pieces(blocks))
+
+
+def _assemble(
+    key: tuple, sizes: tuple[int, ...], kernels: tuple[Kernel, ...], scratch: tuple[int, ...], survey: int, step: int,
+    first: Launch | None = None,
+) -> Launch:  # fmt: skip
+    """A launch from its parts; ``scratch`` are the bytes of its buffers."""
+    plan, dtype, index, m, _, batch_sizes = key
+    place = {v.params[1]: (v.params[0], k) for k, v in enumerate(plan.variables)}
+    variables = tuple((k, *place.get(k, (-1, -1))) for k in range(max(1, plan.n_vars)))
+    fields = "".join(("d" if cat == CAT_SCALAR else "Q") + "q" * (len(batch_sizes) + 2) for _, cat, _ in variables)
     offsets, end = [], 0
-    for size in (s.scratch * item, s.scratch * 8 if s.list else 0, s.packed_rows * item, s.packed_cols * item):
+    for size in scratch:
         offsets.append(end)
         end += -(-size // 256) * 256
     shape = (m, plan.k, plan.dim) if plan.k else (m, plan.dim)
     second = {"value": None, "lse": ((m, 1), dtype), "index": (shape, torch.int64)}
     return Launch(
-        dtype, index, variables, (*sizes, m, n, s.row_blocks, s.splits, s.span),
-        struct.Struct("=" + fields + "q" * (len(sizes) + 5)), tuple(kernels), shape,
-        second[CORES[plan.core].outputs[-1]], end, tuple(offsets),
+        dtype, index, variables, sizes, struct.Struct("=" + fields + "q" * len(sizes)), kernels, shape,
+        second[CORES[plan.core].outputs[-1]], end, tuple(offsets), survey, step, first,
     )  # fmt: skip

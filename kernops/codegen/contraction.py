@@ -21,7 +21,7 @@ SUMMED_NODES = 12
 #: Fewest and most components of points whose distances have bounds by bytes; for fewer they take as long as distances.
 BOUNDED = 24, 16384
 #: Number of a column slot from which on it is a sum that is set apart.
-_SUMS = 1 << 25
+SUM_SLOT = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def contraction(plan: Plan) -> Contraction:
     """The long sums of ``plan``; none where its formula has no such."""
     pair = plan.program.pair
     sums = tuple(n for n in topological(*pair) if _is_long_sum(n))
-    slots: dict[Node, Node] = {n: var(CAT_COL, _SUMS + k, 1) for k, n in enumerate(sums)}
+    slots: dict[Node, Node] = {n: var(CAT_COL, SUM_SLOT + k, 1) for k, n in enumerate(sums)}
     return Contraction(slots, tuple(rewrite(root, slots) for root in pair))
 
 
@@ -73,8 +73,8 @@ class SumsEmitter(Emitter):
     """Reads sums that are set apart from the column object."""
 
     def _compute(self, node: Node, index: int | str) -> str:
-        if node.is_var and node.params[0] == CAT_COL and node.params[1] >= _SUMS:  # type: ignore[operator]
-            return self.let(f"y.sum({node.params[1] - _SUMS})")  # type: ignore[operator]
+        if node.is_var and node.params[0] == CAT_COL and node.params[1] >= SUM_SLOT:  # type: ignore[operator]
+            return self.let(f"y.sum({node.params[1] - SUM_SLOT})")  # type: ignore[operator]
         return super()._compute(node, index)
 
 

@@ -266,7 +266,8 @@ def _flat(letters: str, at: dict[str, str], size: dict[str, int]) -> str:
     return text
 
 
-def _terms(terms: tuple[Node, ...]) -> str:
+def terms_text(terms: tuple[Node, ...]) -> str:
+    """The statements that write the values of ``terms`` one after the other to ``out``."""
     e = Emitter(terms)
     offset = 0
     for term in terms:
@@ -296,7 +297,8 @@ def pair_text(program_pair: tuple[Node, ...], emitter: type[Emitter] = Emitter) 
     return e.text()
 
 
-def _finish(factor: Node | None) -> str:
+def finish_text(factor: Node | None) -> str:
+    """The body of ``finish``."""
     if factor is None:
         return "    return value;"
     e = Emitter((factor,))
@@ -319,18 +321,18 @@ struct Formula {{
 
   template <class T, class In, class Out> KN_FN static void row(const In& in, Out out) {{
     typedef T V;
-{_terms(p.row_terms)}
+{terms_text(p.row_terms)}
   }}
   template <class T, class In, class Out> KN_FN static void col(const In& in, Out out) {{
     typedef T V;
-{_terms(p.col_terms)}
+{terms_text(p.col_terms)}
   }}
   template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
 {pair_text(p.pair)}
   }}
   template <class T, class X> KN_FN static T finish(const X& x, int c, T value) {{
     typedef T V;
-{_finish(p.factor)}
+{finish_text(p.factor)}
   }}
 }};
 }}  // namespace kn

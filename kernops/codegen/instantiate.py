@@ -13,7 +13,7 @@ HEADERS = ("math.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "me
 LANES, ITEM_THREADS = 16, 128
 
 #: Core -> what becomes of its states.
-_RESULTS = {
+RESULTS = {
     "Sum": "Results", "Min": "Results", "MinArgMin": "IndexResults", "LogSumExp": "ExpResults",
     "SumSoftMaxWeight": "SoftmaxResults", "KMin": "ListResults",
 }  # fmt: skip
@@ -37,7 +37,6 @@ def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
 
     Sizes are not part of it, so that it serves all calls of the same shape of schedule.
     """
-    scalars = [f"k == {v.params[1]}" for v in plan.variables if v.params[0] == CAT_SCALAR]
     return "\n".join([
         f"#define KN_UNROLL_CAP {s.unroll}",
         *(f'#include "{h}"' for h in HEADERS),
@@ -48,17 +47,22 @@ def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
         f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, TILE = {s.tile}, C = {s.chunk},",
         f"                         CHUNKS = {s.chunks}, BATCH = {max(1, batch_dims)}, LANES = {LANES};",
         f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",
-        f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)};",
+        f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)}, MATRIX = false;",
         f"    typedef {_LISTS.get(s.list, f'{plan.core}<T, I, C>')} State;",
-        f"    typedef kn::{_RESULTS[plan.core]}<State> Results;",
+        f"    typedef kn::{RESULTS[plan.core]}<State> Results;",
         "    typedef kn::Arguments<F::NVARS, BATCH> Arguments;",
-        f"    KN_FN static bool scalar(int k) {{ return {' || '.join(scalars) or 'false'}; }}",
+        f"    KN_FN static bool scalar(int k) {{ return {scalar_text(plan)}; }}",
         "};",
         "}  // namespace kn",
         *(f'extern "C" __global__ void __launch_bounds__({s.threads if name == "reduce" else ITEM_THREADS}) '
           f"kn_{name}(const __grid_constant__ kn::G::Arguments a) {{ kn::{name}<kn::G>(a); }}" for name in compiled(s)),
         "",
     ])  # fmt: skip
+
+
+def scalar_text(plan: Plan) -> str:
+    """The C++ condition that variable k is a number."""
+    return " || ".join(f"k == {v.params[1]}" for v in plan.variables if v.params[0] == CAT_SCALAR) or "false"
 
 
 _TYPES = {4: "float", 8: "double"}

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from kernops import formula as _fill_the_table  # noqa: F401
+from kernops.codegen import matrix_schedule, matrix_source
 from kernops.codegen.facts import facts
 from kernops.codegen.instantiate import source
+from kernops.codegen.matrix import matrix_form
 from kernops.codegen.schedule import STATES, Device, schedule
 from kernops.formula.graph import CAT_I, CAT_J, Node, var
 from kernops.formula.ops import OPS, add, apply, mul, neg, sub
@@ -136,12 +138,43 @@ def test_every_vector_op() -> None:
     assert compiled(of_ops(VECTOR))
 
 
+def matrix_plans() -> list[Plan]:
+    b = var(CAT_J, 2, 1)
+    laplacian = [mul(apply("Exp", neg(apply("Sqrt", sqdist(d)))), b) for d in (16, 64, 128)]
+    return [
+        *(of_core("Sum", d, e) for d, e in ((3, 1), (11, 3), (16, 1), (64, 1), (128, 1), (200, 1), (1000, 1))),
+        *(of_core("Sum", d, e) for d, e in ((3, 8), (3, 16), (3, 64), (64, 16), (64, 100), (200, 32))),
+        *(gradient(d) for d in (8, 64, 200)), *(make_plan("Sum", root) for root in laplacian),
+        *(of_core("LogSumExp", d) for d in (16, 64, 300)), of_core("SumSoftMaxWeight", 64, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("plan", matrix_plans(), ids=lambda p: f"{p.core} {p.formula}"[:80])
+def test_matrix_units(plan: Plan, arch: str) -> None:
+    """The kernels as they would run at 100,000 points: nothing spills, and there are registers for all blocks."""
+    form = matrix_form(plan)
+    assert form is not None
+    s = matrix_schedule.build(
+        plan, form, 100_000, 100_000, 1, Device(MULTIPROCESSORS, SHARED[ARCHS[arch]], ARCHS[arch])
+    )
+    assert s is not None
+    cubin, log = nvrtc.report(matrix_source.source(plan, form, s, 0), arch, ("--ptxas-options=-v",))
+    assert cubin.startswith(b"\x7fELF")
+    assert "C7510" not in log and "C7514" not in log, log  # products of warpgroups one after the other
+    for name, (registers, stack, stores, loads) in resources(log).items():
+        assert (stack, stores, loads) == (0, 0, 0), f"{name} on {arch}"
+        if name.startswith("kn_matrix"):
+            assert registers * matrix_source.threads(name.removeprefix("kn_"), s) * s.per_multiprocessor <= 65536
+
+
 def test_headers_are_all_used_and_all_known() -> None:
     from kernops.codegen.instantiate import HEADERS
+    from kernops.codegen.matrix_source import MATRIX_HEADERS
     from kernops.geometric.kernels import source as geometric
 
     names = {p.name for p in nvrtc.HEADERS.glob("*.cuh")}
-    assert names == {*HEADERS, *geometric.HEADERS}
+    assert names == {*HEADERS, *MATRIX_HEADERS, *geometric.HEADERS}
     for path in nvrtc.HEADERS.glob("*.cuh"):
         included = set(re.findall(r"#\s*include\s*(\S+)", path.read_text()))
         allowed = {f'"{name}"' for name in names} if path.name in geometric.HEADERS else set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from kernops import formula as _fill_the_table  # noqa: F401
 from kernops.codegen.facts import facts
@@ -20,6 +21,7 @@ from kernops.formula.plan import Plan, make_plan
 
 pytest.importorskip("cupy")
 from kernops.backends import nvrtc  # noqa: E402
+from kernops.backends.explained import Problem, explain_plan  # noqa: E402
 from kernops.backends.explained.cuda import place, usage  # noqa: E402
 
 if nvrtc.missing() is not None:
@@ -81,3 +83,29 @@ def test_kernels_stay_within_their_registers_and_spill_nothing(name: str, arch: 
     reducing = found.pop("kn_reduce").registers
     assert reducing <= most[ARCHS.index(arch)] + SLACK
     assert max(used.registers for used in found.values()) <= most_others + SLACK
+
+
+#: The same of sums on matrix units: name -> (plan, registers of the kernel that multiplies, of any other).
+MATRIX_REGISTERS: dict[str, tuple[Callable[[], Plan], tuple[int, int, int], int]] = {
+    "gaussian D=3": (lambda: gaussian(3), (88, 94, 88), 56),
+    "gaussian D=3 E=16": (lambda: gaussian(3, 16), (133, 110, 122), 56),
+    "gaussian D=16": (lambda: gaussian(16), (168, 128, 200), 56),
+    "gaussian D=64": (lambda: gaussian(64), (174, 128, 226), 58),
+    "gaussian D=64 E=16": (lambda: gaussian(64, 16), (205, 207, 233), 58),
+    "gaussian D=1000": (lambda: gaussian(1000), (214, 152, 250), 86),
+    "gradient D=64": (lambda: gradient(64), (223, 195, 241), 58),
+    "logsumexp D=64": (lambda: make_plan("LogSumExp", neg(_distance(64))), (178, 128, 230), 58),
+    "softmax D=64": (lambda: softmax(64), (184, 166, 236), 58),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", MATRIX_REGISTERS)
+def test_kernels_on_matrix_units(name: str, arch: str) -> None:
+    build, most, most_others = MATRIX_REGISTERS[name]
+    report = explain_plan(Problem(build(), POINTS, POINTS, 1, torch.float32, arch))
+    assert report.template.startswith("matrix")
+    assert not [kernel for kernel, used in report.kernels.items() if used.spills], report.kernels
+    main = {kernel for kernel in report.kernels if kernel.startswith("kn_matrix")}
+    assert max(report.kernels[kernel].registers for kernel in main) <= most[ARCHS.index(arch)] + SLACK
+    assert max(report.kernels[kernel].registers for kernel in report.kernels.keys() - main) <= most_others + SLACK

@@ -1,0 +1,198 @@
+// Products of warps (sm_80): a warp multiplies H times 16 of the block's 128 rows with a tile, or with parts of it one after
+// the other. The next chunk of a tile is brought to shared memory meanwhile.
+#pragma once
+
+namespace kn {
+
+/// The address from which a lane loads a 16 x 16 block of halves: rows of an operand at `point`, step `step`.
+template <class G, bool ROWS>
+KN_FN unsigned block_address(unsigned chunk, int step, int point) {
+    // matrices 0 .. 3: for rows, points 0-7 and 8-15 of components 0-7, then of 8-15; for columns the other order
+    const int lane = threadIdx.x % 32, matrix = lane / 8;
+    const int upper_points = ROWS ? matrix % 2 : matrix / 2, upper_k = ROWS ? matrix / 2 : matrix % 2;
+    return chunk + Panels<G>::offset(step, upper_k * 8, point + upper_points * 8 + lane % 8);
+}
+
+/// The products of H times 16 rows, from `row` on, with N / 4 times eight columns of a tile, one chunk of components, are
+/// added to `s`.
+template <class G, int H, int N>
+KN_FN void add_products(float (&s)[H][N], unsigned rows, unsigned columns, int row, int first) {
+    typedef Panels<G> P;
+    constexpr int STEPS = P::STEPS;
+#pragma unroll(P::CHUNKS == 1 ? 3 : 1)
+    for (int part = 0; part < (P::TIGHT ? 1 : 3); ++part) {  // high x high, high x low, low x high
+#pragma unroll(P::CHUNKS == 1 ? 2 : 1)
+        for (int step = 0; step < STEPS; ++step) {
+            unsigned a[H][4];
+            KN_UNROLL_ALL
+            for (int h = 0; h < H; ++h)
+                load_matrices(a[h], block_address<G, true>(rows, step + (part == 2 ? STEPS : 0), row + h * 16));
+            KN_UNROLL_ALL
+            for (int k = 0; k < N; k += 8) {
+                unsigned b[4];
+                load_matrices(b, block_address<G, false>(columns, step + (part == 1 ? STEPS : 0), first + 2 * k));
+                KN_UNROLL_ALL
+                for (int h = 0; h < H; ++h) {
+                    multiply(s[h] + k, a[h], b[0], b[1]);
+                    multiply(s[h] + k + 4, a[h], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+template <int H, int N>
+KN_FN void clear(float (&s)[H][N]) {
+    KN_UNROLL_ALL
+    for (int h = 0; h < H; ++h)
+        KN_UNROLL_ALL
+        for (int k = 0; k < N; ++k) s[h][k] = 0;
+}
+
+/// Shared memory: the panel (all of it, or a chunk in each stage), then two stages of a tile's chunk and its numbers.
+template <class G>
+struct Stages {
+    typedef Panels<G> P;
+    static constexpr bool RESIDENT = G::RESIDENT;
+    static constexpr int PANEL = RESIDENT ? P::HALVES_BYTES : 0;
+    static constexpr int NUMBERS = P::CHUNK_BYTES, RHS = NUMBERS + P::NUMBERS_BYTES, ROWS = RHS + P::RHS_BYTES;
+    static constexpr int BYTES = ROWS + (RESIDENT ? 0 : P::CHUNK_BYTES), BARRIERS = PANEL + 2 * BYTES;
+};
+
+/// Brings chunks of a tile, and of the panel, to one of two stages of shared memory while the other is used: by bulk copies
+/// where there are such, else by all threads.
+template <class G>
+struct Loader {
+    typedef Panels<G> P;
+    typedef Stages<G> St;
+    const char *rows, *columns;  // the panel, tile 0
+    unsigned base;
+    int piece;  // of the components
+
+#if __CUDA_ARCH__ >= 900
+    KN_FN unsigned full(int stage) const { return base + St::BARRIERS + stage * 8; }
+    KN_FN void open() const {
+        if (threadIdx.x == 0) {
+            barrier_init(full(0), 1), barrier_init(full(1), 1);
+            barriers_ready();
+        }
+        __syncthreads();
+    }
+    KN_FN void expect(int stage, unsigned bytes) const {
+        if (threadIdx.x == 0) barrier_expect(full(stage), bytes);
+    }
+    KN_FN void copy(unsigned to, const char* from, unsigned bytes, int stage) const {
+        if (threadIdx.x == 0) copy_bulk(to, from, bytes, full(stage));
+    }
+    KN_FN void started() const {}
+    KN_FN void await(int stage, unsigned parity) const { barrier_wait(full(stage), parity); }
+#else
+    KN_FN void open() const {}
+    KN_FN void expect(int, unsigned) const {}
+    KN_FN void copy(unsigned to, const char* from, unsigned bytes, int) const {
+        for (unsigned k = threadIdx.x * 16; k < bytes; k += G::THREADS * 16) copy16(to + k, from + k);
+    }
+    KN_FN void started() const { end_copies(); }
+    KN_FN void await(int, unsigned) const {
+        await_copies<1>();
+        __syncthreads();
+    }
+#endif
+    /// @param whole whether the resident panel comes along
+    KN_FN void fetch(long long tile, int chunk, int stage, bool whole) const {
+        const bool last = chunk == P::CHUNKS - 1;
+        const unsigned at = base + St::PANEL + stage * St::BYTES;
+        const char* from = columns + tile * P::TILE_BYTES;
+        expect(stage, P::CHUNK_BYTES * (St::RESIDENT ? 1 : 2) + (last ? P::NUMBERS_BYTES + P::RHS_BYTES : 0) + (whole ? St::PANEL : 0));
+        if (whole) copy(base, rows, St::PANEL, stage);
+        copy(at, from + chunk * P::CHUNK_BYTES, P::CHUNK_BYTES, stage);
+        if (!St::RESIDENT) copy(at + St::ROWS, rows + chunk * P::CHUNK_BYTES, P::CHUNK_BYTES, stage);
+        if (!last) return;
+        from += P::HALVES_BYTES;
+        copy(at + St::NUMBERS, from, P::NUMBERS_BYTES, stage);
+        if (G::WIDE) copy(at + St::RHS, from + P::NUMBERS_BYTES + piece * P::RHS_BYTES, P::RHS_BYTES, stage);
+    }
+};
+
+/// Walks over the tiles of a split, prefetching the next chunk, and calls `use(sums, numbers, first, j0, left)`.
+template <class G, class Use>
+KN_FN void walk_tiles(const typename G::Arguments& a, const Where& w, long long panel, Use use) {
+    typedef Panels<G> P;
+    typedef Stages<G> St;
+    constexpr int N = G::SUB * 4;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned base = shared_address(shared);
+    const int row = threadIdx.x / 32 * 16 * G::H;  // the warp's first
+    const Loader<G> loader{P::panel(a, w.batch, panel), P::tile(a, w.batch, 0), base, w.chunk};
+    const long long from = w.split * a.span / P::POINTS, all = P::tiles(a);
+    const long long to = from + a.span / P::POINTS < all ? from + a.span / P::POINTS : all;
+    loader.open();
+    loader.fetch(from, 0, 0, St::RESIDENT);
+    loader.started();
+    unsigned parity = 0;
+    int stage = 0;
+    for (long long tile = from; tile < to; ++tile) {
+        float s[G::H][N];
+        clear(s);
+#pragma unroll 1
+        for (int chunk = 0; chunk < P::CHUNKS; ++chunk, parity ^= stage, stage ^= 1) {
+            const bool last = chunk == P::CHUNKS - 1;
+            if (!last || tile + 1 < to) loader.fetch(last ? tile + 1 : tile, last ? 0 : chunk + 1, stage ^ 1, false);
+            loader.started();
+            loader.await(stage, parity);
+            const unsigned at = base + St::PANEL + stage * St::BYTES;
+            const unsigned panel_at = St::RESIDENT ? base + chunk * P::CHUNK_BYTES : at + St::ROWS;
+            const float* numbers = reinterpret_cast<const float*>(shared + (at - base) + St::NUMBERS);
+            const long long j0 = tile * P::POINTS;
+            const int left = a.n - j0 < P::POINTS ? static_cast<int>(a.n - j0) : P::POINTS;
+            if constexpr (P::CHUNKS == 1) {
+#pragma unroll 1
+                for (int first = 0; first < P::POINTS; first += G::SUB * 8) {
+                    clear(s);
+                    add_products<G>(s, panel_at, at, row, first);
+                    use(s, numbers, first, j0, left);
+                }
+            } else {
+                static_assert(G::SUB == 16, "a tile whose chunks come one after the other is finished as a whole");
+                float t[G::H][N];
+                clear(t);
+                add_products<G>(t, panel_at, at, row, 0);
+                KN_UNROLL_ALL
+                for (int h = 0; h < G::H; ++h)
+                    KN_UNROLL_ALL
+                    for (int k = 0; k < N; ++k) s[h][k] += t[h][k];
+                if (last) use(s, numbers, 0, j0, left);
+            }
+            __syncthreads();
+        }
+    }
+}
+
+/// The reduction by warps, each with H times 16 rows.
+template <class G>
+KN_FN void matrix(const typename G::Arguments& a) {
+    constexpr int H = G::H, SUMS = G::SUB * 4;
+    long long panel;
+    const Where w = matrix_block<G>(a, panel);
+    if (is_plain<G>(a, w, panel, choose_mode<G>(a, Panels<G>::survey(a, w.batch)))) return;
+    const Warp<G, H> warp(a, w.batch, panel);
+    typename G::State state[H][2];
+    KN_UNROLL_ALL
+    for (int h = 0; h < H; ++h) state[h][0].init(), state[h][1].init();
+    int tiles = 0;
+    walk_tiles<G>(a, w, panel, [&](float (&s)[H][SUMS], const float* numbers, int first, long long j0, int left) {
+        KN_UNROLL_ALL
+        for (int h = 0; h < H; ++h) epilogue<G>(warp.rows[h], s[h], numbers, first, j0, left, state[h]);
+        if (first + G::SUB * 8 == 128 && ++tiles % 2 == 0) {
+            KN_UNROLL_ALL
+            for (int h = 0; h < H; ++h) state[h][0].flush(), state[h][1].flush();
+        }
+    });
+    KN_UNROLL_ALL
+    for (int h = 0; h < H; ++h) {
+        state[h][0].flush(), state[h][1].flush();
+        deliver_rows<G>(warp.rows[h], w, state[h]);
+    }
+}
+
+}  // namespace kn

@@ -1,0 +1,284 @@
+"""Formulas whose pairs meet in one sum over components - a dot product or a squared distance - as matrix products.
+
+A GPU's matrix units compute such sums many times faster than its plain cores do, from numbers of half precision; each
+number is split into two of them, so that a product loses little (``cuda/halves.cuh`` derives how much). What remains of
+the formula, the *epilogue*, reads the sum as a number. This module takes a plan apart accordingly and writes the
+formula's text; ``matrix_schedule.py`` decides when and how it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..formula.graph import CAT_COL, CAT_ROW, PAIR, I, J, Node, P, const, rewrite, text, topological, var
+from ..formula.ops import mul, neg
+from ..formula.plan import Plan, Program
+from .contraction import SUM_SLOT, SumsEmitter
+from .emit import finish_text, pair_text, terms_text
+
+#: Reductions that weigh all pairs. Minima compare values whose last bits would differ from those of plain cores.
+CORES = ("Sum", "LogSumExp", "SumSoftMaxWeight")
+#: Slots of a row or column, apart from the vectors of the sum, that the epilogue may read.
+MOST_SLOTS = 8
+#: Components of a result that the epilogue sums itself; more are a second matrix product.
+FEW_COMPONENTS = 3
+#: Functions that jump: a sum that is off by its last bits could change them by a finite amount.
+JUMPS = {"Step", "Heaviside", "Sign", "Floor", "Round", "Mod", "Equal", "NotEqual", "Less", "LessEqual", "Where",
+         "IfElse", "ArgMin", "ArgMax", "OneHot"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Form:
+    """A plan's formulas around its one sum over components.
+
+    Attributes:
+        square: whether the sum is of squared differences, else of products.
+        length: number of components summed.
+        left, right: the vectors of the sum, as terms of a row and of a column.
+        program: row and column terms without these vectors, the pair formula over the variable of the sum (``sum``),
+            the factor. If ``wide``, the pair formula is the scalar that multiplies the right-hand sides.
+        rhs: for a wide result, the column term of which the kernel's values are the weights; else None.
+        moment: whether the wide result is of differences, row vector minus column vector (1) or the reverse (-1); 0
+            if it is of ``rhs`` alone. The row vector is then ``left`` and ``rhs`` is ``right``.
+        exponent: the slope of the exponent if the formula depends on the sum only as exp2(slope · sum + ...), with a
+            slope that is the same for all pairs, as a node over row slots; else None. The pair formula then reads
+            slope · sum.
+        pure: whether that exponent is slope · sum and nothing else.
+    """
+
+    square: bool
+    length: int
+    left: Node
+    right: Node
+    program: Program
+    rhs: Node | None = None
+    moment: int = 0
+    exponent: Node | None = None
+    pure: bool = False
+
+    @property
+    def wide(self) -> bool:
+        return self.rhs is not None
+
+
+SUM = var(CAT_COL, SUM_SLOT, 1)
+
+
+@lru_cache(maxsize=1024)
+def matrix_form(plan: Plan) -> Form | None:
+    """``plan`` taken apart, or None where it does not have this form."""
+    program = plan.program
+    if plan.core not in CORES:
+        return None
+    sums = {n: s for n in topological(*program.pair) if (s := _product(n))}
+    if len(sums) != 1:
+        return None
+    ((node, (square, x, y)),) = sums.items()
+    pair = [rewrite(root, {node: SUM}) for root in program.pair]
+    if not square and any(n.op in JUMPS for root in pair for n in topological(root)):
+        return None
+    rhs, moment = None, 0
+    if plan.core == "Sum" and pair[0].dim > FEW_COMPONENTS:
+        found = _weighted(pair[0], x, y)
+        if found is None:
+            return None
+        pair[0], rhs, moment = found
+    if any(n.dim > FEW_COMPONENTS for root in pair for n in topological(root)):
+        return None
+    rest = _without(program, pair, (x, y) if moment else (x, y, rhs), program.factor)
+    if rest is None or rest.n_row > MOST_SLOTS or rest.n_col > MOST_SLOTS:
+        return None
+    terms = {n: t for table, terms in ((CAT_ROW, program.row_terms), (CAT_COL, program.col_terms))
+             for n, t in _slots(table, terms).items()}  # fmt: skip
+    slope, pure = _exponent(plan.core, rest.pair[0]) if square else (None, False)
+    own = _slots(CAT_ROW, rest.row_terms)
+    if slope is not None and any(own[v].kind != P for v in topological(slope) if v.is_var):
+        slope, pure = None, False
+    if slope is not None:
+        rest = replace(rest, pair=(_folded(rest.pair[0]), *rest.pair[1:]))
+    return Form(square, x.dim, terms[x], terms[y], rest, None if rhs is None else terms[rhs], moment, slope, pure)
+
+
+def _slots(cat: int, terms: tuple[Node, ...]) -> dict[Node, Node]:
+    """Slot variables of hoisted terms -> the terms."""
+    out, offset = {}, 0
+    for term in terms:
+        out[var(cat, offset, term.dim)] = term
+        offset += term.dim
+    return out
+
+
+def _product(node: Node) -> tuple[bool, Node, Node] | None:
+    """``(whether of squared differences, row slot, column slot)`` of a sum of the form wanted."""
+    if node.op != "Sum" or node.kind != PAIR:
+        return None
+    inside = node.args[0]
+    square = inside.op == "Square" and inside.args[0].op == "Sub"
+    if not square and inside.op != "Mul":
+        return None
+    x, y = sorted(inside.args[0].args if square else inside.args, key=lambda n: n.kind)
+    fits = x.is_var and y.is_var and (x.kind, y.kind) == (I, J) and x.dim == y.dim == inside.dim
+    return (square, x, y) if fits else None
+
+
+def _weighted(root: Node, x: Node, y: Node) -> tuple[Node, Node, int] | None:
+    """``(scalar, column slot, moment)`` with root = scalar · column, or scalar · (x - y) up to its sign."""
+    if root.op != "Mul":
+        return None
+    scalar, vector = sorted(root.args, key=lambda n: n.dim)
+    if scalar.dim != 1 or not _reads(scalar):
+        return None
+    if vector.is_var and vector.kind == J:
+        return scalar, vector, 0
+    if vector.op == "Sub" and set(vector.args) == {x, y}:
+        return scalar, y, 1 if vector.args[0] is x else -1
+    return None
+
+
+def _without(program: Program, pair: list[Node], vectors: tuple, factor: Node | None) -> Program | None:
+    """The program without the slots of ``vectors``, renumbered; None if a vector is read apart from the sum."""
+    needed = {n for root in (*pair, *([factor] if factor else [])) for n in topological(root) if n.is_var}
+    if any(v in needed for v in vectors[:2]):
+        return None
+    new: dict[Node, Node] = {}
+    kept: dict[int, list[Node]] = {CAT_ROW: [], CAT_COL: []}
+    for cat, terms in ((CAT_ROW, program.row_terms), (CAT_COL, program.col_terms)):
+        offset = 0
+        for slot, term in _slots(cat, terms).items():
+            if slot in needed:
+                new[slot] = var(cat, offset, term.dim)
+                kept[cat].append(term)
+                offset += term.dim
+    pair = [rewrite(root, new) for root in pair]
+    return Program(tuple(kept[CAT_ROW]), tuple(kept[CAT_COL]), tuple(pair), factor and rewrite(factor, new))
+
+
+# --- what an error of the sum does to the result ---------------------------------------------------------------------
+def _exponent(core: str, root: Node) -> tuple[Node | None, bool]:
+    """``(slope, whether the exponent is slope · SUM alone)``; None where SUM is read in any other way.
+
+    The exponents of Exp, LogSumExp and softmax are to base e, of which a slope weighs 1.44 times as much as one to base
+    2: the limits on slopes have room for that.
+    """
+    if core != "Sum":
+        return _slope(root)
+    users = [n for n in topological(root) if _reads(n)]
+    powers = [n for n in users if n.op in ("Exp2", "Exp")]
+    if len(powers) != 1 or not _only_through(root, powers[0]):
+        return None, False
+    return _slope(powers[0].args[0])
+
+
+@lru_cache(maxsize=4096)
+def _reads(node: Node) -> bool:
+    return SUM in topological(node)
+
+
+def _only_through(node: Node, gate: Node) -> bool:
+    """Whether SUM, and so an error of it, reaches ``node`` through ``gate`` alone and as one factor."""
+    if node is gate:
+        return True
+    if node.op in ("Mul", "Neg"):
+        reading = [a for a in node.args if _reads(a)]
+        return len(reading) == 1 and _only_through(reading[0], gate)
+    return False
+
+
+def _slope(node: Node) -> tuple[Node | None, bool]:
+    """d node / d SUM, if it is the same for all columns, and whether the rest of ``node`` is 0."""
+    if node is SUM:
+        return const(1.0), True
+    reading = [a for a in node.args if _reads(a)]
+    if len(reading) != 1:
+        return None, False
+    slope, pure = _slope(reading[0])
+    others = [a for a in node.args if a is not reading[0]]
+    if slope is None:
+        return None, False
+    if node.op == "Neg":
+        return neg(slope), pure
+    if node.op in ("Add", "Sub"):
+        return (neg(slope) if node.op == "Sub" and reading[0] is node.args[1] else slope), False
+    if node.op == "Mul" and len(others) == 1 and others[0].kind in (0, I) and others[0].dim == 1:
+        return mul(others[0], slope), pure
+    return None, False
+
+
+def _folded(root: Node) -> Node:
+    """``root`` with slope · SUM, wherever it stands, as SUM."""
+    node = SUM
+    while True:
+        users = [n for n in topological(root) if node in n.args]
+        if len(users) != 1 or users[0].op not in ("Mul", "Neg") or not _slope(users[0])[1]:
+            return rewrite(root, {node: SUM})
+        node = users[0]
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+def emit_matrix(plan: Plan, form: Form) -> str:
+    """The C++ text of a plan of this form; the struct is ``kn::Formula``.
+
+    Its members, apart from those of ``emit.emit``: ``left(in, d)``, ``right(in, d)`` and ``rhs(in, d)`` are components
+    of the vectors; ``slope(x)`` is the exponent's slope; ``pair`` reads the sum, times the slope if there is
+    one, as ``y.sum(0)``.
+    """
+    p = form.program
+    pair = pair_text(p.pair, SumsEmitter)
+    slope = "return T(0);" if form.exponent is None else _value(form.exponent)
+    return f"""// {plan.core} over j of {text(plan.formula, 1000)}
+namespace kn {{
+struct Formula {{
+  static constexpr int NVARS = {plan.n_vars};   // tensors
+  static constexpr int NROW = {p.n_row}, NCOL = {p.n_col};  // slots besides the vectors of the sum
+  static constexpr int LENGTH = {form.length};  // components of these vectors
+  static constexpr int DIM = {plan.dim if form.wide else p.pair[-1].dim};     // components that are reduced
+  static constexpr int OUT = {plan.dim};     // components of the result
+  static constexpr int K = 0;
+  static constexpr int MOMENT = {form.moment};   // 1: of differences row - column; -1: column - row; 0: of columns
+  static constexpr bool SQUARE = {_bool(form.square)};     // whether squared differences are summed, else products
+  static constexpr bool EXPONENT = {_bool(form.exponent is not None)};   // whether slope * sum is an exponent, only
+
+  template <class T, class In, class Out> KN_FN static void row(const In& in, Out out) {{
+    typedef T V;
+{terms_text(p.row_terms)}
+  }}
+  template <class T, class In, class Out> KN_FN static void col(const In& in, Out out) {{
+    typedef T V;
+{terms_text(p.col_terms)}
+  }}
+{_vector("left", form.left)}{_vector("right", form.right)}{_vector("rhs", form.rhs or const(0.0))}\
+  template <class T, class X> KN_FN static T slope(const X& x) {{
+    typedef T V;
+    {slope}
+  }}
+  template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
+{pair}
+  }}
+  template <class T, class X> KN_FN static T finish(const X& x, int c, T value) {{
+    typedef T V;
+{finish_text(p.factor)}
+  }}
+}};
+}}  // namespace kn
+"""
+
+
+def _value(node: Node) -> str:
+    e = SumsEmitter((node,))
+    e.line(f"return {e.component(node, 0)};")
+    return e.text()
+
+
+def _vector(name: str, term: Node) -> str:
+    e = SumsEmitter((term,))
+    e.line(f"return {e.component(term, 'd' if term.dim > 1 else 0)};")
+    return f"""  template <class T, class In> KN_FN static T {name}(const In& in, int d) {{
+    typedef T V;
+{e.text()}
+  }}
+"""
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
