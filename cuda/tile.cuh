@@ -24,7 +24,10 @@ KN_FN void write_values(const typename G::Arguments& a, const Where& w, const X&
     typedef typename G::T T;
     constexpr int DIM = G::F::DIM, OUT = G::F::OUT;
     static_assert(OUT == DIM || DIM == 1, "only a scalar is widened by a row factor");
-    T* out = static_cast<T*>(a.value) + (w.batch * a.m + w.row) * OUT;
+    static_assert(OUT == DIM || G::F::FIRST == OUT, "what is widened is one result");
+    constexpr int FIRST = G::F::FIRST;  // components of the first result; the others are a second one
+    const long long place = w.batch * a.m + w.row;
+    T* out = static_cast<T*>(a.value) + place * FIRST;
     if constexpr (OUT > DIM) {
         const T value = state.value(0);
         KN_UNROLL(OUT)
@@ -33,8 +36,12 @@ KN_FN void write_values(const typename G::Arguments& a, const Where& w, const X&
         KN_UNROLL_ALL
         for (int c = 0; c < G::C; ++c)
             // the last chunk overlaps the one before it where C does not divide DIM
-            if (G::CHUNKS == 1 || w.c0 + c >= w.chunk * G::C)
-                out[w.c0 + c] = G::F::template finish<T>(x, w.c0 + c, state.value(c));
+            if (G::CHUNKS == 1 || w.c0 + c >= w.chunk * G::C) {
+                T* to = out + w.c0 + c;
+                if (FIRST < OUT && w.c0 + c >= FIRST)
+                    to = static_cast<T*>(a.second) + place * (OUT - FIRST) + (w.c0 + c - FIRST);
+                *to = G::F::template finish<T>(x, w.c0 + c, state.value(c));
+            }
     }
 }
 

@@ -15,7 +15,7 @@ import torch
 from ..backends import Input
 from ..formula.graph import CAT_I, CAT_J, CAT_SCALAR
 from ..formula.plan import make_plan
-from .derivatives import Call, pair_plan
+from .derivatives import Call, call_of, pair_plan
 
 Tensor = torch.Tensor
 Outs = tuple[Tensor, ...]
@@ -37,7 +37,7 @@ def reduce_chosen(call: Call, tensors: Sequence[Input], plain: Reducer, reduce: 
     found = (index >= 0) & (value == value)
     per_row = math.prod(index.shape[len(call.batch) + 1 :])
     pairs = _pairs(call, tensors, index, found, per_row)
-    (again,) = reduce(Call(pair_plan(plan), call.m * per_row, 1, call.backend, call.batch), pairs)
+    (again,) = reduce(call_of(pair_plan(plan), call.m * per_row, 1, call.backend, call.batch), pairs)
     again = again.reshape(*index.shape, plan.dim)  # row r of the pairs is one component of one minimum
     again = again.squeeze(-1) if plan.dim == 1 else again.diagonal(dim1=-2, dim2=-1)
     again = torch.where(found, again, 0.0)

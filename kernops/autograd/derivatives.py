@@ -5,62 +5,152 @@ All of this is done once for a plan and a choice of inputs; the results are cach
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node, const, rewrite, swap_axes, var, variables
+from ..formula.ops import concat
 from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES, gradient_formulas
 
+#: Derivatives over the same axis share what is computed for a pair (a distance, its exponential), as long as they have
+#: at most so many components together: more would not stay in registers. On a GPU more are computed one by one, each a
+#: product of matrices for its matrix units.
+FUSED_WIDTH = {"cuda": 4, "other": 8}
 
-@dataclass(frozen=True)
-class Pass:
-    """The reduction that computes one derivative.
 
-    Each has a pass of its own: one for several, of their concatenation, was measured to take twice as long on a CPU
-    (N = 4000, D = 3), since the code for a concatenation evaluates all of its parts for each component.
+def fused_width(device: torch.device) -> int:
+    return FUSED_WIDTH.get(device.type, FUSED_WIDTH["other"])
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some components of a result.
 
     Attributes:
-        plan: the sum.
-        inputs: which operands of the derivative are the plan's tensors.
-        swapped: whether rows and columns are exchanged.
-        number: number of the variable, or of the output, that the derivative belongs to.
-        over_rows: whether the rows of the result are to be summed up.
+        number: number of the variable, or of the output, that they are the derivative by, or of.
+        start, dim: the components.
+        over_rows: whether their rows are to be summed up.
     """
 
-    plan: Plan
-    inputs: tuple[int, ...]
-    swapped: bool
     number: int
+    start: int
+    dim: int
     over_rows: bool
 
 
-class Call:
-    """What a reduction is told beside its tensors. One object, so that functorch takes it for a leaf."""
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """The reduction that computes one derivative, or several together.
 
-    __slots__ = ("plan", "m", "n", "backend", "batch")
+    Attributes:
+        plan: the sum.
+        apart: the same with a result for each of two parts.
+        inputs: which operands of the derivative are the plan's tensors.
+        swapped: whether rows and columns are exchanged.
+        parts: what the components of the result are.
+        sizes: their dimensions.
+    """
+
+    plan: Plan
+    apart: Plan
+    inputs: tuple[int, ...]
+    swapped: bool
+    parts: tuple[Part, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """A scalar sum together with its derivatives by variables of the row: one pass over the pairs.
+
+    Attributes:
+        plan: the sum, and the derivatives as a second result.
+        parts: the derivatives, as components of that. Times the cotangent of their row, they are gradients.
+        numbers: the variables.
+    """
+
+    plan: Plan
+    parts: tuple[Part, ...]
+    numbers: frozenset[int]
+
+
+class Call:
+    """What a reduction is told beside its tensors. One object, so that functorch takes it for a leaf.
+
+    Build it with :func:`call_of`, so that what follows from it is found once.
+    """
+
+    __slots__ = ("plan", "m", "n", "backend", "batch", "derivatives", "__weakref__")
 
     def __init__(self, plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...]) -> None:
         self.plan, self.m, self.n, self.backend, self.batch = plan, m, n, backend, batch
+        self.derivatives: dict[tuple[Plan, bool], Call] = {}
 
     def of(self, plan: Plan) -> Call:
         """The same for another plan."""
-        return Call(plan, self.m, self.n, self.backend, self.batch)
+        return call_of(plan, self.m, self.n, self.backend, self.batch)
 
-    def derivative(self, step: Pass) -> Call:
-        m, n = (self.n, self.m) if step.swapped else (self.m, self.n)
-        return Call(step.plan, m, n, self.backend, self.batch)
+    def derivative(self, plan: Plan, swapped: bool) -> Call:
+        """That of a derivative, which may have rows and columns exchanged."""
+        found = self.derivatives.get((plan, swapped))
+        if found is None:
+            m, n = (self.n, self.m) if swapped else (self.m, self.n)
+            found = self.derivatives[plan, swapped] = call_of(plan, m, n, self.backend, self.batch)
+        return found
 
 
-def _pass(root: Node, number: int, cat: int) -> Pass:
-    """The pass for a formula whose sum is the derivative by a variable of category ``cat``."""
-    swapped = cat == CAT_J
+_call = lru_cache(maxsize=4096)(Call)
+
+
+def call_of(plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...]) -> Call:
+    """The call, the same object for the same request."""
+    try:
+        return _call(plan, m, n, backend, batch)
+    except TypeError:  # the sizes of a traced program are symbols, which cannot be looked up
+        return Call(plan, m, n, backend, batch)
+
+
+Derivative = tuple[Node, int, int]  # a formula, the number of its variable or output, and that one's category
+
+
+def _parts(found: Sequence[Derivative]) -> tuple[Part, ...]:
+    parts, start = [], 0
+    for f, number, cat in found:
+        parts.append(Part(number, start, f.dim, cat == CAT_P))
+        start += f.dim
+    return tuple(parts)
+
+
+def _pass(found: Sequence[Derivative]) -> Pass:
+    """The pass for derivatives over the same axis."""
+    root = concat(*(f for f, _, _ in found))
+    swapped = found[0][2] == CAT_J
     if swapped:
         root = swap_axes(root)
     used = variables(root)
     inputs = tuple(v.params[1] for v in used)
     root = rewrite(root, {v: var(v.params[0], k, v.dim) for k, v in enumerate(used)})  # type: ignore[arg-type]
-    return Pass(make_plan("Sum", root, n_vars=len(inputs)), inputs, swapped, number, cat == CAT_P)  # type: ignore[arg-type]
+    parts = _parts(found)
+    first = parts[0].dim if len(parts) == 2 else 0
+    whole, apart = (make_plan("Sum", root, n_vars=len(inputs), first=f) for f in (0, first))
+    return Pass(whole, apart, inputs, swapped, parts, tuple(p.dim for p in parts))  # type: ignore[arg-type]
+
+
+def _passes(found: Sequence[Derivative], width: int) -> tuple[Pass, ...]:
+    """Few passes for some derivatives, those with more than ``width`` components in passes of their own."""
+    groups: list[list[Derivative]] = []
+    for one in sorted(found, key=lambda d: d[2] == CAT_J):
+        group = groups[-1] if groups else []
+        same = group and (group[0][2] == CAT_J) == (one[2] == CAT_J)
+        if same and sum(f.dim for f, _, _ in group) + one[0].dim <= width:
+            group.append(one)
+        else:
+            groups.append([one])
+    return tuple(map(_pass, groups))
 
 
 def _row_vars(first: int, plan: Plan) -> tuple[Node, ...]:
@@ -70,7 +160,7 @@ def _row_vars(first: int, plan: Plan) -> tuple[Node, ...]:
 
 
 @lru_cache(maxsize=4096)
-def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...]) -> tuple[Pass, ...]:
+def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...], width: int) -> tuple[Pass, ...]:
     """What to compute for the gradient by the variables with numbers ``wanted``.
 
     The operands are the plan's tensors, the outputs' cotangents (of which those ``given`` exist), the outputs.
@@ -84,11 +174,30 @@ def gradient_passes(plan: Plan, wanted: tuple[int, ...], given: tuple[bool, ...]
         gs = tuple(g if there else const(0.0) for g, there in zip(gs, given))
     vs = [v for v in plan.variables if v.params[1] in wanted]
     found = gradient_formulas(core, formula, weight, outs, gs, vs)
-    return tuple(_pass(f, v.params[1], v.params[0]) for v, f in zip(vs, found) if f is not None)  # type: ignore[arg-type]
+    return _passes([(f, v.params[1], v.params[0]) for v, f in zip(vs, found) if f is not None], width)  # type: ignore[misc]
 
 
 @lru_cache(maxsize=4096)
-def tangent_passes(plan: Plan, moving: tuple[int, ...]) -> tuple[Pass, ...]:
+def slopes(plan: Plan, moving: tuple[bool, ...], width: int) -> Slopes | None:
+    """The sum with its derivatives by those of the ``moving`` variables that the row has; ``None`` if that is no gain.
+
+    For a scalar sum of row i the gradient by x_i is the cotangent g_i times Σ_j dF/dx_i, which needs no g. That takes
+    a pass less than computing it in the backward pass, for at most ``width - 1`` numbers a row in memory.
+    """
+    if plan.core != "Sum" or plan.dim != 1:
+        return None
+    vs = [v for v in plan.variables if moving[v.params[1]] and v.params[0] in (CAT_I, CAT_P)]  # type: ignore[index]
+    formulas = gradient_formulas(plan.core, plan.formula, None, (), (const(1.0),), vs)
+    found = [(f, v.params[1], v.params[0]) for v, f in zip(vs, formulas) if f is not None]
+    if not found or 1 + sum(f.dim for f, _, _ in found) > width:
+        return None
+    whole = concat(plan.formula, *(f for f, _, _ in found))
+    numbers = frozenset(number for _, number, _ in found)
+    return Slopes(make_plan("Sum", whole, n_vars=plan.n_vars, first=1), _parts(found), numbers)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def tangent_passes(plan: Plan, moving: tuple[int, ...], width: int) -> tuple[Pass, ...]:
     """What to compute for the outputs' tangents where the variables with numbers ``moving`` have tangents.
 
     The operands are the plan's tensors, their tangents, the outputs.
@@ -101,7 +210,7 @@ def tangent_passes(plan: Plan, moving: tuple[int, ...]) -> tuple[Pass, ...]:
         if v.params[1] in moving and v.params[0] != CAT_SCALAR
     }
     found = rule(plan.formula, plan.weight, _row_vars(2 * plan.n_vars, plan), tangents)
-    return tuple(_pass(f, k, CAT_I) for k, f in enumerate(found) if f is not None)
+    return _passes([(f, k, CAT_I) for k, f in enumerate(found) if f is not None], width)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ columns that were chosen, see ``chosen``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,18 +17,20 @@ from torch.compiler import is_dynamo_compiling
 from .. import backends
 from ..backends import Input
 from ..backends.layout import own_axes
-from ..formula.plan import Plan
+from ..formula.plan import Plan, make_plan
 from ..formula.reductions import CORES
 from .chosen import reduce_chosen
-from .derivatives import Call, Pass, gradient_passes, tangent_passes
+from .derivatives import Call, Part, Pass, Slopes, call_of, fused_width, gradient_passes, slopes, tangent_passes
 
 Tensor = torch.Tensor
 Outs = tuple[Tensor, ...]
 
 _transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
+_unwrap = torch._C._functorch.unwrap_if_dead
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, float, int, type(None)))
+_NUMBERS = frozenset((float, int, type(None)))
+_PLAIN = _NUMBERS | {Tensor, torch.nn.Parameter}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -49,22 +51,31 @@ def reduce(
 
         return call_traced(plan, tensors, m, n, backend)
     if _is_plain(tensors):
-        return backends.reduce(plan, tensors, m, n, backend, batch)
+        if not (torch.is_grad_enabled() and _moves(tensors)):
+            return backends.reduce(plan, tensors, m, n, backend, batch)
+        if plan.reads_all and plan.tensors and tensors[plan.tensors[0]].dtype not in _HALVES:  # type: ignore[union-attr]
+            if batch is None:
+                batch = backends.validate(plan, tensors, m, n)
+            return _recorded(call_of(plan, m, n, backend, batch), tensors)
     return differentiable(plan, tensors, m, n, backend, batch)
 
 
 def _is_plain(tensors: Sequence[Input]) -> bool:
-    """Whether the back end can be called as it is: memory to read, nothing to record."""
+    """Whether the back end could be called as it is: nothing is transformed or traced, and there is memory to read."""
     if _transformed() or _modes() or forward_ad._current_level >= 0:
         return False
-    grad = torch.is_grad_enabled()
-    for t in tensors:
-        if t.__class__ not in _PLAIN or (grad and t.__class__ not in _NUMBERS and t.requires_grad):  # type: ignore[union-attr]
+    for t in tensors:  # noqa: SIM110 (a generator costs more than the rest)
+        if t.__class__ not in _PLAIN:
             return False
     return True
 
 
-_NUMBERS = frozenset((float, int, type(None)))
+def _moves(tensors: Sequence[Input]) -> bool:
+    """Whether one of the tensors requires a gradient."""
+    for t in tensors:  # noqa: SIM110
+        if t.__class__ not in _NUMBERS and t.requires_grad:  # type: ignore[union-attr]
+            return True
+    return False
 
 
 def differentiable(
@@ -83,22 +94,29 @@ def differentiable(
     half = first.dtype in _HALVES
     if half:  # here, and not in the back end, so that what is saved for backward is exact too
         tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
-    outs = reduce_checked(Call(plan, m, n, backend, batch), tensors)
+    outs = reduce_checked(call_of(plan, m, n, backend, batch), tensors)
     return tuple(o.to(first.dtype) if o.is_floating_point() else o for o in outs) if half else outs
 
 
 def reduce_checked(call: Call, tensors: Sequence[Input]) -> Outs:
     """``reduce`` of float32 or float64 tensors that were checked already."""
-    if not records(tensors):
-        return _forward(call, tensors)
+    return _recorded(call, tensors) if records(tensors) else _forward(call, tensors)
+
+
+def _recorded(call: Call, tensors: Sequence[Input]) -> Outs:
+    if call.plan.first:  # autograd knows one result, and how to take it apart
+        (out,) = _recorded(call.of(make_plan("Sum", call.plan.formula, n_vars=call.plan.n_vars)), tensors)
+        return out.split([dim for _, dim in call.plan.outputs], -1)
     if CORES[call.plan.core].cotangents is None:
         return reduce_chosen(call, tensors, _apply, reduce_checked)
     return _apply(call, tensors)
 
 
 def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
-    function = _Transformed if _transformed() else _Reduce
-    return function.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+    if _transformed():
+        return _Transformed.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+    alive = [t if t.__class__ in _NUMBERS else _unwrap(t) for t in tensors]  # type: ignore[arg-type]
+    return _apply_reduce(call, *alive)  # type: ignore[no-any-return]
 
 
 def records(tensors: Sequence[Input]) -> bool:
@@ -110,27 +128,43 @@ def records(tensors: Sequence[Input]) -> bool:
 
 def _forward(call: Call, tensors: Sequence[Input]) -> Outs:
     """The numbers; nothing is recorded or transformed at this point."""
-    if _modes() or any(t.__class__ not in _PLAIN for t in tensors):
+    traced = _modes() > 0
+    batched = False
+    for t in tensors:
+        kind = t.__class__
+        traced = traced or kind not in _PLAIN
+        batched = batched or (kind not in _NUMBERS and _is_batched(t))  # type: ignore[arg-type]
+    if traced:
         from .operator import call_operator
 
         return call_operator(call.plan, tensors, call.m, call.n, call.backend)
-    if any(isinstance(t, Tensor) and _is_batched(t) for t in tensors):
+    if batched:
         return _forward_batched(call, tensors)
     return backends.reduce(call.plan, tensors, call.m, call.n, call.backend, call.batch)
 
 
-def _keep(ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs) -> None:
-    """Save what derivatives need."""
+def _keep(
+    ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs, both: Slopes | None = None, table: Tensor | None = None
+) -> None:
+    """Save what derivatives need; some of them may be known already, in a ``table``."""
     core = CORES[call.plan.core]
     if core.cotangents is None:
         ctx.mark_non_differentiable(*outs)
         return
     ctx.set_materialize_grads(False)
-    ctx.call = call
-    ctx.numbers = {k: t for k, t in enumerate(tensors) if t is not None and not isinstance(t, Tensor)}
-    saved = [*(t if isinstance(t, Tensor) else None for t in tensors), *(outs if core.name != "Sum" else ())]
+    ctx.call, ctx.slopes = call, both
+    saved: list[Any] = list(tensors)
+    ctx.numbers = None
+    if len(call.plan.tensors) < len(saved):
+        ctx.numbers = {k: t for k, t in enumerate(tensors) if t.__class__ in _NUMBERS and t is not None}
+        saved = [None if t.__class__ in _NUMBERS else t for t in tensors]
+    if core.name != "Sum":
+        saved += outs
+    elif both is not None:
+        saved.append(table)
     ctx.save_for_backward(*saved)
-    ctx.save_for_forward(*saved)
+    if forward_ad._current_level >= 0 or _transformed():
+        ctx.save_for_forward(*saved)
 
 
 class _Rules(torch.autograd.Function):
@@ -138,28 +172,41 @@ class _Rules(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gs: Tensor | None) -> tuple[Tensor | None, ...]:
-        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        if all(g is None for g in gs):
+        needed = ctx.needs_input_grad
+        grads: list[Tensor | None] = [None] * len(needed)
+        given = tuple([g is not None for g in gs])
+        if True not in given:
             return tuple(grads)
-        tensors, outs = _saved(ctx)
-        wanted = tuple(k for k, need in enumerate(ctx.needs_input_grad[1:]) if need)
-        operands = [*tensors, *gs, *outs]
-        for step in gradient_passes(ctx.call.plan, wanted, tuple(g is not None for g in gs)):
-            out = _run(ctx.call, step, operands)
-            grads[step.number + 1] = sum_to(out.sum(-2) if step.over_rows else out, tensors[step.number].shape)
+        call: Call = ctx.call
+        tensors, outs, table = _saved(ctx)
+        known: Collection[int] = ()
+        if table is not None and not torch.is_grad_enabled():  # to autograd, the table does not depend on anything
+            known = ctx.slopes.numbers
+            for part in ctx.slopes.parts:
+                slope = table if part.dim == table.shape[-1] else table.narrow(-1, part.start, part.dim)
+                _give(grads, tensors, part, gs[0] * slope)  # type: ignore[operator]
+        wanted = tuple([k for k, need in enumerate(needed[1:]) if need and k not in known])
+        if wanted:
+            operands = [*tensors, *gs, *outs]
+            width = fused_width(gs[given.index(True)].device)  # type: ignore[union-attr]
+            for step in gradient_passes(call.plan, wanted, given, width):
+                for part, out in zip(step.parts, _run(call, step, operands)):
+                    _give(grads, tensors, part, out)
         return tuple(grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         # torch has switched forward mode off, which would also hide the tangents of an outer transform.
         with forward_ad._set_fwd_grad_enabled(True):
-            tensors, outs = _saved(ctx)
+            tensors, outs = _saved(ctx)[:2]
             tensors = [forward_ad.unpack_dual(t, level=0).primal if isinstance(t, Tensor) else t for t in tensors]
             moving = tuple(k for k, t in enumerate(tangents) if t is not None)
             some = next(t for t in tangents if t is not None)
             results: list[Tensor | None] = [None] * len(CORES[ctx.call.plan.core].outputs)
-            for step in tangent_passes(ctx.call.plan, moving):
-                results[step.number] = _run(ctx.call, step, [*tensors, *tangents, *outs])
+            for step in tangent_passes(ctx.call.plan, moving, fused_width(some.device)):
+                found = _run(ctx.call, step, [*tensors, *tangents, *outs])
+                for part, tangent in zip(step.parts, found):
+                    results[part.number] = tangent
             return tuple(_zeros(ctx.call, k, some) if r is None else r for k, r in enumerate(results))
 
 
@@ -168,9 +215,19 @@ class _Reduce(_Rules):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
-        outs = _forward(call, tensors)
-        _keep(ctx, call, tensors, outs)
-        return outs
+        first: Any = tensors[call.plan.tensors[0]] if call.plan.tensors else None
+        both = None if first is None else slopes(call.plan, ctx.needs_input_grad[1:], fused_width(first.device))
+        if both is None:
+            outs = _forward(call, tensors)
+            _keep(ctx, call, tensors, outs)
+            return outs
+        value, table = _forward(call.of(both.plan), tensors)
+        _keep(ctx, call, tensors, (value,), both, table)
+        return (value,)
+
+
+#: ``_Reduce.apply`` without the wrapper that looks, once more, for transforms and for ``setup_context``.
+_apply_reduce = super(torch.autograd.Function, _Reduce).apply
 
 
 class _Transformed(_Rules):
@@ -186,7 +243,7 @@ class _Transformed(_Rules):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, call: Call, *tensors: Input) -> tuple[Outs, int]:  # type: ignore[override]
-        new = Call(call.plan, call.m, call.n, call.backend, (info.batch_size, *call.batch))
+        new = call_of(call.plan, call.m, call.n, call.backend, (info.batch_size, *call.batch))
         outs = _apply(new, align(call.plan, tensors, in_dims[1:], len(call.batch)))
         return outs, 0
 
@@ -204,20 +261,24 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
         if isinstance(t, Tensor) and _is_batched(t):
             t = torch._remove_batch_dim(t, level, 1, 0)  # of length 1 if only another level batches it
             bare[k], dims[k], size = t, 0, max(size, t.shape[0])
-    whole = Call(call.plan, call.m, call.n, call.backend, (size, *call.batch))
+    whole = call_of(call.plan, call.m, call.n, call.backend, (size, *call.batch))
     outs = _forward(whole, align(call.plan, bare, dims, len(call.batch)))
     return tuple(torch._add_batch_dim(o, 0, level) for o in outs)
 
 
-def _saved(ctx: Any) -> tuple[list[Any], tuple[Tensor, ...]]:
+def _saved(ctx: Any) -> tuple[list[Any], Sequence[Tensor], Tensor | None]:
+    """The operands, the outputs if derivatives need them, and the table of known derivatives."""
     saved = ctx.saved_tensors  # once: checkpointing computes them anew at each access
     count = ctx.call.plan.n_vars
     tensors, outs = list(saved[:count]), saved[count:]
-    for k, number in ctx.numbers.items():
-        tensors[k] = number
+    if ctx.numbers is not None:
+        for k, number in ctx.numbers.items():
+            tensors[k] = number
+    if ctx.slopes is not None:
+        return tensors, (), outs[0]
     if outs:  # exp(F - lse) is to be 0 and not NaN in a row without any finite F
         outs = (*outs[:-1], torch.where(outs[-1] == -torch.inf, 0.0, outs[-1]))
-    return tensors, outs
+    return tensors, outs, None
 
 
 def _zeros(call: Call, output: int, like: Tensor) -> Tensor:
@@ -226,9 +287,21 @@ def _zeros(call: Call, output: int, like: Tensor) -> Tensor:
     return like.new_zeros((*call.batch, call.m, dim))
 
 
-def _run(call: Call, step: Pass, operands: Sequence[Input]) -> Tensor:
-    (out,) = reduce_checked(call.derivative(step), [operands[k] for k in step.inputs])
-    return out
+def _run(call: Call, step: Pass, operands: Sequence[Input]) -> Sequence[Tensor]:
+    """The parts of a pass."""
+    tensors = [operands[k] for k in step.inputs]
+    if records(tensors):
+        outs = _recorded(call.derivative(step.plan, step.swapped), tensors)
+    else:
+        outs = _forward(call.derivative(step.apart, step.swapped), tensors)
+    return outs if len(outs) == len(step.parts) else outs[0].split(step.sizes, -1)
+
+
+def _give(grads: list[Tensor | None], tensors: Sequence[Any], part: Part, out: Tensor) -> None:
+    """Put a gradient in its place."""
+    if part.over_rows:
+        out = out.sum(-2)
+    grads[part.number + 1] = sum_to(out, tensors[part.number].shape)
 
 
 def sum_to(t: Tensor, shape: Sequence[int]) -> Tensor:

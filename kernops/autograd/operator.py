@@ -15,7 +15,6 @@ from .. import backends
 from ..backends import Input
 from ..formula.graph import CAT_SCALAR, Node
 from ..formula.plan import Plan
-from ..formula.reductions import CORES
 from . import function
 from .text import plan_text, read_plan
 from .tracing import TracedNode, TracedPlan, seen
@@ -75,8 +74,8 @@ def _fake(tensors: list, numbers: list, text: str, m: int, n: int, backend: str)
     batch = backends.validate(plan, operands, m, n)
     like = next(t for t in tensors if t is not None)
     outs = []
-    for name in CORES[plan.core].outputs:
-        shape = (*batch, m, *((plan.k,) if plan.k else ()), 1 if name == "lse" else plan.dim)
+    for name, dim in plan.outputs:
+        shape = (*batch, m, *((plan.k,) if plan.k else ()), dim)
         outs.append(like.new_empty(shape, dtype=torch.int64 if name == "index" else like.dtype))
     return outs
 

@@ -43,11 +43,12 @@ def _tuples(x: list) -> tuple:
 @lru_cache(maxsize=1024)
 def plan_text(plan: Plan) -> str:
     """The text from which :func:`read_plan` makes ``plan`` again."""
-    how = "" if plan.algorithm == "auto" else f",{json.dumps(plan.algorithm)}"
+    how = "" if (plan.algorithm, plan.first) == ("auto", 0) else f",{json.dumps(plan.algorithm)},{plan.first}"
     return f"[{json.dumps(plan.core)},{plan.k},{plan.n_vars},{formula_text(*plan.roots)}{how}]"
 
 
 @lru_cache(maxsize=1024)
 def read_plan(text: str) -> Plan:
     core, k, n_vars, formulas, *how = json.loads(text)
-    return make_plan(core, *_roots(*formulas), k=k, n_vars=n_vars, algorithm=how[0] if how else "auto")
+    algorithm, first = how or ("auto", 0)
+    return make_plan(core, *_roots(*formulas), k=k, n_vars=n_vars, algorithm=algorithm, first=first)

@@ -66,7 +66,7 @@ def _pack(x: Any) -> Any:
     if isinstance(x, Node):
         return (_ID, id(x))
     if isinstance(x, Plan):
-        return (_PLAN, x.core, _pack(x.formula), _pack(x.weight), x.k, x.n_vars, x.algorithm)
+        return (_PLAN, x.core, _pack(x.formula), _pack(x.weight), x.k, x.n_vars, x.algorithm, x.first)
     if isinstance(x, (tuple, list)):
         return (_TUPLE, *[_pack(y) for y in x])
     if isinstance(x, bool):

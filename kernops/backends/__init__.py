@@ -74,7 +74,7 @@ def reduce(
         batch: the broadcast batch shape, if the caller has checked the tensors against it already.
 
     Returns:
-        The core's outputs, (*B, m, D') each; (*B, m, K, D') for ``KMin``. Indices are int64. float16 and bfloat16 are
+        The plan's outputs, (*B, m, D') each; (*B, m, K, D') for ``KMin``. Indices are int64. float16 and bfloat16 are
         computed in float32 and returned in their own dtype.
 
     Raises:
@@ -86,7 +86,10 @@ def reduce(
         batch = validate(plan, tensors, m, n)
     if plan.k > n:
         raise ValueError(f"k: {plan.core} keeps the k = {plan.k} smallest of n = {n} columns; k must be at most n")
-    first, tensors = _only_used(plan, tensors)
+    if plan.reads_all and plan.tensors:
+        first: Tensor = tensors[plan.tensors[0]]  # type: ignore[assignment]
+    else:
+        first, tensors = _only_used(plan, tensors)
     dtype = first.dtype
     if dtype in _HALVES:
         tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
@@ -108,8 +111,8 @@ def reduce(
 
 def _only_used(plan: Plan, tensors: Sequence[Input]) -> tuple[Tensor, Sequence[Input]]:
     """A tensor that says dtype and device, and the tensors without those that the formula does not read."""
-    used = {v.params[1]: v.params[0] for v in plan.variables}
-    of_used = [t for k, t in enumerate(tensors) if used.get(k, CAT_SCALAR) != CAT_SCALAR]
+    used = {v.params[1] for v in plan.variables}
+    of_used = [tensors[k] for k in plan.tensors]
     first = next((t for t in of_used or tensors if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("a reduction needs at least one tensor; got only numbers")
@@ -167,11 +170,12 @@ def _empty(plan: Plan, like: Tensor, m: int, n: int, batch: tuple[int, ...]) -> 
     if m > 0 and 0 not in batch and core.empty is None:
         raise ValueError(f"{plan.core} over no columns (n = 0) has no value")
     outs = []
-    for k, name in enumerate(core.outputs):
-        shape = (*batch, m, *((plan.k,) if plan.k else ()), 1 if name == "lse" else plan.dim)
+    for k, (name, dim) in enumerate(plan.outputs):
+        shape = (*batch, m, *((plan.k,) if plan.k else ()), dim)
         if name == "index":
             outs.append(torch.empty(shape, dtype=torch.int64, device=like.device))
         else:
             dtype = torch.float32 if like.dtype in _HALVES else like.dtype
-            outs.append(torch.full(shape, core.empty[k] if core.empty else 0.0, dtype=dtype, device=like.device))
+            fill = 0.0 if plan.first or core.empty is None else core.empty[k]
+            outs.append(torch.full(shape, fill, dtype=dtype, device=like.device))
     return tuple(outs)

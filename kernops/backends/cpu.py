@@ -27,7 +27,6 @@ from .. import environment
 from ..codegen.host_schedule import Machine, Schedule, candidates, source
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from ..formula.reductions import CORES
 from . import cache, tune
 from .layout import strides
 
@@ -87,22 +86,20 @@ class _Binding:
         self.functions: dict[tuple[torch.dtype, bool], Callable[[bytes], int]] = {}
         self.variants: dict[tuple[torch.dtype, Schedule], Callable[[bytes], int]] = {}
         self.tuned: dict[tuple, Callable[[bytes], int]] = {}
-        self.outputs = CORES[plan.core].outputs
-        self.tail = (plan.k, plan.dim) if plan.k else (plan.dim,)
+        self.tails = [(plan.k, dim) if plan.k else (dim,) for _, dim in plan.outputs]
+        self.second = plan.outputs[-1][0] if len(plan.outputs) == 2 else ""
 
     def __call__(self, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         like = self._like(tensors)
         pairs = m * n * math.prod(batch)
         key = (like.dtype, m <= FEW_ROWS and pairs >= MANY_PAIRS)
         function = self.functions.get(key) or self._function(key)
-        value = like.new_empty((*batch, m, *self.tail))
+        value = like.new_empty((*batch, m, *self.tails[0]))
         outs: tuple[Tensor, ...] = (value,)
         second = 0
-        if len(self.outputs) == 2:
-            if self.outputs[1] == "index":
-                other = value.new_empty(value.shape, dtype=torch.int64)
-            else:
-                other = value.new_empty((*batch, m, 1))
+        if self.second:
+            dtype = torch.int64 if self.second == "index" else like.dtype
+            other = value.new_empty((*batch, m, *self.tails[1]), dtype=dtype)
             outs, second = (value, other), other.data_ptr()
         words = [m, n, len(batch), 1 if pairs < FEW_PAIRS else threads(), value.data_ptr(), second, *batch]
         for k, cat in self.variables:

@@ -24,7 +24,6 @@ from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from ..formula.reductions import CORES
 from . import driver, nvrtc, tune
 from .layout import own_axes, strides
 
@@ -66,7 +65,7 @@ def _available(index: int) -> str | None:
 
 def run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Reduce; see :func:`kernops.backends.reduce` for the contract."""
-    first = next(t for t in tensors if isinstance(t, Tensor))
+    first: Tensor = tensors[plan.tensors[0]] if plan.tensors else next(t for t in tensors if isinstance(t, Tensor))  # type: ignore[assignment]
     index = first.get_device()
     if index != _current_device():
         with torch.cuda.device(index):
@@ -152,10 +151,9 @@ def arch_of(capability: tuple[int, int]) -> str:
 def _prepare(key: tuple) -> Launch:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
-    asked = (m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
-    by_matrix = matrix_schedule(plan, *asked)
-    s = _schedule(key) if by_matrix is None else schedule(_facts(plan), *asked)
-    launch = _built(key, s, by_matrix)
+    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
+    # what stands in for the matrix units is not worth measuring
+    launch = _built(key, _model_schedule(key) if by_matrix else _schedule(key), by_matrix)
     if len(_launches) >= _KEPT:
         _launches.clear()
     _launches[key] = launch
@@ -163,7 +161,7 @@ def _prepare(key: tuple) -> Launch:
 
 
 def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> Launch:
-    """The launch of a key by a schedule, after that on matrix units if there is one."""
+    """The launch of a key by a schedule, and by one of the matrix units before."""
     plan, dtype, index, _, _, sizes = key
     driver.bind(index)
     text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
@@ -174,13 +172,21 @@ def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> 
     return _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)}, first)
 
 
+def _asked(key: tuple) -> tuple[Facts, int, int, int, int, Device]:
+    plan, dtype, index, m, n, sizes = key
+    return _facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index)
+
+
+def _model_schedule(key: tuple) -> Schedule:
+    return schedule(*_asked(key))
+
+
 def _schedule(key: tuple) -> Schedule:
     """The model's schedule; where that is switched on, the fastest of a few. None is measured in a graph's capture."""
     plan, dtype, index, m, n, sizes = key
-    count, device = math.prod(sizes), device_facts(index)
-    asked = (_facts(plan), m, n, count, dtype.itemsize, device)
+    count = math.prod(sizes)
     if m * n * count < tune.FEW_PAIRS or not tune.enabled() or torch.cuda.is_current_stream_capturing():
-        return schedule(*asked)
+        return _model_schedule(key)
 
     def clock() -> float:
         torch.cuda.synchronize(index)
@@ -190,11 +196,11 @@ def _schedule(key: tuple) -> Schedule:
         launch, (tensors, steps, batch) = _built(key, s), _samples(key)
         return tune.seconds_of(lambda: launch(tensors, steps, batch), clock)
 
-    named = f"{torch.cuda.get_device_name(index)}, {device}"
+    named = f"{torch.cuda.get_device_name(index)}, {device_facts(index)}"
     code = f"{nvrtc.headers_digest()} {nvrtc.toolchain()}"
     described = f"schedule of {plan.core} of {plan.formula}, float{8 * dtype.itemsize}"
     asked_for = tune.key(named, code, plan, str(dtype), m, n, count)
-    return tune.best(asked_for, candidates(*asked, TUNED), seconds, described)
+    return tune.best(asked_for, candidates(*_asked(key), count=TUNED), seconds, described)
 
 
 tune.on_switch.append(lambda: _launches.clear())
@@ -396,9 +402,11 @@ def _assemble(
     for size in scratch:
         offsets.append(end)
         end += -(-size // 256) * 256
-    shape = (m, plan.k, plan.dim) if plan.k else (m, plan.dim)
-    second = {"value": None, "lse": ((m, 1), dtype), "index": (shape, torch.int64)}
+    (_, dim), *others = plan.outputs
+    shape, second = ((m, plan.k, dim) if plan.k else (m, dim)), None
+    for name, dim in others:
+        second = ((m, plan.k, dim) if plan.k else (m, dim)), torch.int64 if name == "index" else dtype
     return Launch(
         dtype, index, variables, sizes, struct.Struct("=" + fields + "q" * len(sizes)), kernels, shape,
-        second[CORES[plan.core].outputs[-1]], end, tuple(offsets), survey, step, first,
+        second, end, tuple(offsets), survey, step, first,
     )  # fmt: skip

@@ -36,7 +36,11 @@ def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> 
     first = next(t for t in tensors if isinstance(t, Tensor))
     width = max(node.dim for node in topological(*plan.roots))
     budget = max(1, TILE_NUMBERS.get(first.device.type, TILE_NUMBERS["other"]) // width)
-    return _by_batch(plan, tensors, m, n, batch, budget)
+    outs = _by_batch(plan, tensors, m, n, batch, budget)
+    if plan.first:
+        parts = outs[0].split([dim for _, dim in plan.outputs], -1)
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts)
+    return outs
 
 
 def _by_batch(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...], budget: int) -> tuple[Tensor, ...]:

@@ -96,9 +96,13 @@ class Emitter:
         d = self.fresh("d")
         unroll = length if isinstance(length, str) or length <= FULL_UNROLL else 8
         self.line(f"KN_UNROLL({unroll})")
-        self.line(f"for (int {d} = 0; {d} < {length}; ++{d}) {{")
-        self.blocks.append(([], {}))
+        self.begin(f"for (int {d} = 0; {d} < {length}; ++{d})")
         return d
+
+    def begin(self, head: str) -> None:
+        """Open a block; close it with :meth:`end`."""
+        self.line(head + " {")
+        self.blocks.append(([], {}))
 
     def end(self) -> None:
         lines, _ = self.blocks.pop()
@@ -144,6 +148,33 @@ class Emitter:
         self.line(f"{name}[{d}] = {self.component(node, d)};")
         self.end()
         self.blocks[-1][1][node, None] = name
+
+    def write(self, root: Node, base: int) -> None:
+        """Write components c0 .. c0 + C - 1 of ``root`` to ``out[base]`` and what follows it."""
+        if root.dim == 1:
+            self.line(f"out[{base}] = {self.component(root, 0)};")
+            return
+        pieces = self._pieces(root) if root.op == "Concat" and (root, None) not in self.blocks[0][1] else []
+        if pieces:  # with all components at once, each piece has a loop of its own, and no component chooses among them
+            self.begin("if constexpr (C == DIM)")
+            for start, piece in pieces:
+                self.write_all(piece, base + start)
+            self.end()
+            self.begin("else")
+        c = self.loop("C")
+        self.line(f"out[{plus(c, base)}] = {self.component(root, f'c0 + {c}')};")
+        self.end()
+        if pieces:
+            self.end()
+
+    def write_all(self, node: Node, base: int) -> None:
+        """Write all components of ``node`` to ``out[base]`` and what follows it."""
+        if node.dim == 1:
+            self.line(f"out[{base}] = {self.component(node, 0)};")
+            return
+        d = self.loop(node.dim)
+        self.line(f"out[{plus(d, base)}] = {self.component(node, d)};")
+        self.end()
 
     # -- rules of the vector ops, named by Op.emit --------------------------------------------------------------------
     def _fold(self, node: Node, init: str, update: str) -> str:
@@ -271,12 +302,7 @@ def terms_text(terms: tuple[Node, ...]) -> str:
     e = Emitter(terms)
     offset = 0
     for term in terms:
-        if term.dim == 1:
-            e.line(f"out[{offset}] = {e.component(term, 0)};")
-        else:
-            d = e.loop(term.dim)
-            e.line(f"out[{plus(d, offset)}] = {e.component(term, d)};")
-            e.end()
+        e.write_all(term, offset)
         offset += term.dim
     return e.text()
 
@@ -287,13 +313,7 @@ def pair_text(program_pair: tuple[Node, ...], emitter: type[Emitter] = Emitter) 
     base = len(program_pair) - 1
     if base:
         e.line(f"out[0] = {e.component(program_pair[0], 0)};")
-    root = program_pair[-1]
-    if root.dim == 1:
-        e.line(f"out[{base}] = {e.component(root, 0)};")
-    else:
-        c = e.loop("C")
-        e.line(f"out[{plus(c, base)}] = {e.component(root, f'c0 + {c}')};")
-        e.end()
+    e.write(program_pair[-1], base)
     return e.text()
 
 
@@ -317,6 +337,7 @@ struct Formula {{
   static constexpr int NROW = {p.n_row}, NCOL = {p.n_col};  // slots of a row, of a column
   static constexpr int DIM = {core_dim};     // components that are reduced
   static constexpr int OUT = {plan.dim};     // components of the result; DIM, unless a row factor widens it
+  static constexpr int FIRST = {plan.outputs[0][1]};   // those of the first result; the others are a second one
   static constexpr int K = {plan.k};       // columns kept by KMin
 
   template <class T, class In, class Out> KN_FN static void row(const In& in, Out out) {{

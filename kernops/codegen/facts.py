@@ -78,12 +78,18 @@ def facts(plan: Plan) -> Facts:
         n_row=program.n_row,
         n_col=program.n_col,
         fixed=_work(fixed, [n.dim for n in fixed]),
-        each=_work(by_component, [1] * len(by_component)),
+        each=_per_component(by_component, root.dim),
         rolled=_work(fixed, [min(n.dim, 8) for n in fixed]).instructions,
         stored=sum(node.dim for node, at in Emitter(program.pair).blocks[0][1] if at is None),
         slow=any(_instructions(n.op) >= SLOW for n in nodes),
         row_by_component=any(_is_slot(n, CAT_ROW) and n.dim > 1 for n in (*by_component, *widened)),
     )
+
+
+def _per_component(nodes: list[Node], dim: int) -> Work:
+    """The work for one of ``dim`` components, on average: of a piece of a concatenation only its own are computed."""
+    work = _work(nodes, [min(n.dim, dim) for n in nodes])
+    return Work(*(-(-total // dim) for total in (work.instructions, work.rows, work.cols)))
 
 
 def _by_component(root: Node) -> list[Node]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..formula.graph import Node, topological
+from ..formula.graph import topological
 from ..formula.plan import Plan
 from .facts import Facts, instructions
 
@@ -92,11 +92,10 @@ def special(plan: Plan) -> int:
     return sum(SPECIAL.get(n.op, 0) * n.dim for n in nodes) + SPECIAL_OF_CORE.get(plan.core, 0)
 
 
-def plain(plan: Plan, pair: tuple[Node, ...] | None = None) -> int:
-    """Other instructions for a pair, at least: signs are free, and a product and its sum are one. ``pair`` is what of
-    the formula is left to plain cores, if that is not all."""
-    pair = plan.program.pair if pair is None else pair
-    nodes, root = topological(*pair), pair[-1]
+def plain(plan: Plan) -> int:
+    """Other instructions for a pair, at least: signs are free, and a product and its sum are one."""
+    nodes = topological(*plan.program.pair)
+    root = plan.program.pair[-1]
     fused = plan.core == "Sum" and root.op == "Mul"
     return sum(instructions(n) for n in nodes if n.op not in SPECIAL and n.op != "Neg") + (0 if fused else root.dim)
 

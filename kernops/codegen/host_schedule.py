@@ -15,7 +15,7 @@ from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
 from ..formula.ops import OPS
 from ..formula.plan import Plan
 from .contraction import SumsEmitter, contraction, squares, sums_text
-from .emit import emit, pair_text, plus
+from .emit import emit, pair_text
 
 #: Core -> template for formulas with few components, in the header of that name.
 _KERNELS = {
@@ -82,7 +82,8 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: 
     dim, width = program.pair[-1].dim, max(1, program.n_col)
     header, kernel = _KERNELS[plan.core]
     room = machine.registers // 2  # vectors that hold states
-    if plan.core == "Sum" and dim > room // 4 and _shared(program.pair[-1]):
+    whole = program.pair[-1].op == "Concat" and dim <= room  # a part of it would choose a piece for each component
+    if plan.core == "Sum" and dim > room // 4 and not whole and _shared(program.pair[-1]):
         header, kernel = _STAGED_SUM
     staged = header == "staged" and plan.core != "LogSumExp"
     chunk = _chunk(plan, dim, room, staged)
@@ -234,12 +235,7 @@ def _stages(plan: Plan) -> str:
         first.line(f"z[{k}] = {first.component(node, 0)};")
     rest = rewrite(root, slots)
     second = _StagedEmitter((rest,))
-    if rest.dim == 1:
-        second.line(f"out[0] = {second.component(rest, 0)};")
-    else:
-        c = second.loop("C")
-        second.line(f"out[{plus(c, 0)}] = {second.component(rest, f'c0 + {c}')};")
-        second.end()
+    second.write(rest, 0)
     return f"""  static constexpr int SHARED = {len(numbers)};
   template <class V, class X, class Y> KN_FN static void shared(const X& x, const Y& y, V* z) {{
 {first.text()}

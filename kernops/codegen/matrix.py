@@ -80,6 +80,8 @@ def matrix_form(plan: Plan) -> Form | None:
         return None
     rhs, moment = None, 0
     if plan.core == "Sum" and pair[0].dim > FEW_COMPONENTS:
+        if plan.first:  # its kernel writes one result
+            return None
         found = _weighted(pair[0], x, y)
         if found is None:
             return None
@@ -234,6 +236,7 @@ struct Formula {{
   static constexpr int LENGTH = {form.length};  // components of these vectors
   static constexpr int DIM = {plan.dim if form.wide else p.pair[-1].dim};     // components that are reduced
   static constexpr int OUT = {plan.dim};     // components of the result
+  static constexpr int FIRST = {plan.outputs[0][1]};   // those of the first result; the others are a second one
   static constexpr int K = 0;
   static constexpr int MOMENT = {form.moment};   // 1: of differences row - column; -1: column - row; 0: of columns
   static constexpr bool SQUARE = {_bool(form.square)};     // whether squared differences are summed, else products

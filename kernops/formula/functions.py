@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .autodiff import jvp, vjp
 from .graph import Node, const, rewrite
-from .ops import add, apply, broadcast, div, mul, power, sub, total
+from .ops import add, apply, broadcast, concat, div, mul, power, sub, total
 from .vector_ops import einsum
 
 
@@ -61,14 +61,6 @@ def rounded(a: Node, digits: int) -> Node:
 def sinc(a: Node) -> Node:
     """sin(πa) / (πa), and 1 at 0."""
     return apply("SinXDivX", mul(3.141592653589793, a))
-
-
-def concat(*parts: Node) -> Node:
-    """All components, one part after the other; halved rather than chained, to keep the graph shallow."""
-    if len(parts) == 1:
-        return parts[0]
-    half = len(parts) // 2
-    return apply("Concat", concat(*parts[:half]), concat(*parts[half:]))
 
 
 def pair(a: Node, b: Node) -> Node:

@@ -193,6 +193,14 @@ def broadcast(a: Node, dim: int) -> Node:
     return a if a.dim == dim else make("Broadcast", (a,), (dim,))
 
 
+def concat(*parts: Node) -> Node:
+    """All components, one part after the other; halved rather than chained, to keep the graph shallow."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return make("Concat", (concat(*parts[:half]), concat(*parts[half:])))
+
+
 def lowered(root: Node) -> Node:
     """``root`` with every composite op written out; what code generators see."""
     new: dict[Node, Node] = {}

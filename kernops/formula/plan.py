@@ -9,10 +9,10 @@ import weakref
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from .graph import CAT_COL, CAT_I, CAT_J, CAT_ROW, PAIR, J, Node, Param, check, rewrite, var, variables
+from .graph import CAT_COL, CAT_I, CAT_J, CAT_ROW, CAT_SCALAR, PAIR, J, Node, Param, check, rewrite, var, variables
 from .ops import apply, lowered, total
 from .reductions import CORES
-from .simplify import row_factor, simplify
+from .simplify import pieces, row_factor, simplify
 
 #: How a minimum is found: as the back end sees fit, by comparing all pairs, or by leaving out those that cannot matter
 #: (an error where that cannot be done).
@@ -47,11 +47,11 @@ class Program:
         return sum(t.dim for t in self.col_terms)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """A core reduction of a formula over the columns j, for every row i.
 
-    Build it with :func:`make_plan`, which returns the same object for the same request.
+    Build it with :func:`make_plan`, which returns the same object for the same request, so that equality is identity.
 
     Attributes:
         core: name of the core, a key of ``CORES``.
@@ -60,6 +60,7 @@ class Plan:
         k: number of columns kept by ``KMin``, else 0.
         n_vars: number of tensors that ``reduce`` is given; variable number v of the formulas is tensor v.
         algorithm: one of ``ALGORITHMS``. The result is the same.
+        first: of a sum, the number of components of the first of two results, if there shall be two; else 0.
     """
 
     core: str
@@ -68,11 +69,22 @@ class Plan:
     k: int
     n_vars: int
     algorithm: str = "auto"
+    first: int = 0
 
     @cached_property
     def variables(self) -> tuple[Node, ...]:
         """The variables that occur, ordered by number."""
         return tuple(variables(*self.roots))
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Numbers of the variables that occur and are tensors."""
+        return tuple(v.params[1] for v in self.variables if v.params[0] != CAT_SCALAR)  # type: ignore[misc]
+
+    @cached_property
+    def reads_all(self) -> bool:
+        """Whether the formula reads every tensor and number that it is given."""
+        return len(self.variables) == self.n_vars
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -82,6 +94,13 @@ class Plan:
     def dim(self) -> int:
         """Number of components of the result."""
         return self.formula.dim if self.weight is None else self.weight.dim
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[str, int], ...]:
+        """Name (see ``Core.outputs``) and number of components of each result."""
+        if self.first:
+            return ("value", self.first), ("value", self.dim - self.first)
+        return tuple((name, 1 if name == "lse" else self.dim) for name in CORES[self.core].outputs)
 
     @cached_property
     def program(self) -> Program:
@@ -104,11 +123,11 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """A hash that is the same in every process."""
-        text = repr((self.core, [r.digest for r in self.roots], self.k, self.n_vars))
+        text = repr((self.core, [r.digest for r in self.roots], self.k, self.n_vars, self.first))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __reduce__(self) -> tuple:
-        return make_plan, (self.core, self.formula, self.weight, self.k, self.n_vars, self.algorithm)
+        return make_plan, (self.core, self.formula, self.weight, self.k, self.n_vars, self.algorithm, self.first)
 
 
 _plans: weakref.WeakValueDictionary[tuple, Plan] = weakref.WeakValueDictionary()
@@ -117,7 +136,13 @@ _lock = threading.Lock()
 
 @lru_cache(maxsize=4096)
 def make_plan(
-    core: str, formula: Node, weight: Node | None = None, k: int = 0, n_vars: int | None = None, algorithm: str = "auto"
+    core: str,
+    formula: Node,
+    weight: Node | None = None,
+    k: int = 0,
+    n_vars: int | None = None,
+    algorithm: str = "auto",
+    first: int = 0,
 ) -> Plan:
     """The plan of a reduction over j; raises ``ValueError`` where the parts do not fit."""
     if core not in CORES:
@@ -130,12 +155,14 @@ def make_plan(
         raise ValueError(f"k must be a positive integer for KMin and 0 otherwise; got {k!r} for {core}")
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}; got {algorithm!r}")
+    if first and not (core == "Sum" and 0 < first < formula.dim):
+        raise ValueError(f"first: a Sum of dimension > 1 can have two results; got {first} for {core} of {formula.dim}")
     one_meaning: dict[Param, Node] = {}
     for v in variables(formula, *([weight] if weight else [])):
         if one_meaning.setdefault(v.params[1], v) is not v:
             raise ValueError(f"variable number {v.params[1]} is used as {one_meaning[v.params[1]]} and as {v}")
     top = 1 + max(map(int, one_meaning), default=-1)  # type: ignore[arg-type]
-    key = (core, formula, weight, int(k), max(top, n_vars or 0), algorithm)
+    key = (core, formula, weight, int(k), max(top, n_vars or 0), algorithm, first)
     with _lock:  # the cache above knows requests, of which several may mean one plan
         plan = _plans.get(key)
         if plan is None:
@@ -147,12 +174,13 @@ def hoist(plan: Plan) -> Program:
     """Split the plan's formulas by what each term depends on."""
     roots = [simplify(lowered(r)) for r in plan.roots]
     factor = None
-    if plan.core == "Sum":
+    if plan.core == "Sum" and (not plan.first or roots[0].op == "Concat"):  # else a factor could take components away
         factor, roots[0] = row_factor(roots[0])
     rows: dict[Node, Node] = {}
     cols: dict[Node, Node] = {}
-    if factor is not None and factor.value is None:
-        _slot(factor, rows, CAT_ROW)
+    for piece in [] if factor is None else pieces(factor):
+        if piece.value is None:
+            _slot(piece, rows, CAT_ROW)
     pair = tuple(_pair_part(r, rows, cols) for r in roots)
     slot_factor = None if factor is None else rewrite(factor, rows)
     for r in pair:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from .graph import PAIR, I, Node, P, const, make, topological
-from .ops import OPS, apply, div, mul, neg, total
+from .ops import OPS, apply, broadcast, concat, div, mul, neg, total
 
 
 def simplify(root: Node) -> Node:
@@ -94,6 +94,8 @@ _RULES = {"Sum": _sum_of_product, "Exp": _exp_to_exp2}
 
 def row_factor(root: Node) -> tuple[Node | None, Node]:
     """``(factor, rest)`` with root = factor · rest and a factor that does not depend on the column; for sums."""
+    if root.op == "Concat":
+        return _factor_of_pieces(root)
     rows: list[Node] = []
     rest: list[Node] = []
     _split_product(root, rows, rest)
@@ -102,6 +104,28 @@ def row_factor(root: Node) -> tuple[Node | None, Node]:
     cols = [n for n in rest if n.kind != PAIR]
     pairs = [n for n in rest if n.kind == PAIR] + ([_product(cols)] if cols else [])
     return _product(rows), _product(pairs) if pairs else const(1.0)
+
+
+def _factor_of_pieces(root: Node) -> tuple[Node | None, Node]:
+    """Each piece of a concatenation has a factor of its own."""
+    whole = pieces(root, ("Concat",))
+    found = [row_factor(piece) for piece in whole]
+    if all(factor is None for factor, _ in found):
+        return None, root
+    factors = [broadcast(const(1.0) if f is None else f, a.dim) for (f, _), a in zip(found, whole)]
+    return concat(*factors), concat(*(broadcast(rest, a.dim) for (_, rest), a in zip(found, whole)))
+
+
+def pieces(root: Node, ops: tuple[str, ...] = ("Concat", "Broadcast")) -> list[Node]:
+    """What ``root`` is put together of by ``ops``, in order."""
+    found, stack = [], [root]
+    while stack:
+        node = stack.pop()
+        if node.op in ops:
+            stack.extend(reversed(node.args))
+        else:
+            found.append(node)
+    return found
 
 
 def _product(factors: list[Node]) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..autograd.tracing import cached
+from ..autograd.tracing import cached, is_dynamo_compiling
 
 Tensor = torch.Tensor
 
@@ -44,6 +44,10 @@ def space_of(kind: str, dtype: torch.dtype, device: torch.device) -> Space:
     return Space(kind, dtype, device)
 
 
+#: Of tensors seen before: a look-up here costs less than the checks and a call of ``space_of``.
+_spaces: dict[tuple[torch.dtype, torch.device, torch.layout], Space] = {}
+
+
 def kind_of(x: object) -> str | None:
     """The library of an array; None for anything else. CuPy is recognised without importing it."""
     if isinstance(x, Tensor):
@@ -60,10 +64,16 @@ def to_tensor(x: Any, name: str) -> tuple[Tensor, Space]:
         TypeError: ``x`` is not an array, or not of floating-point numbers.
     """
     if isinstance(x, Tensor):
-        dtype = x.dtype
+        dtype, device = x.dtype, x.device
+        known = None if is_dynamo_compiling() else _spaces.get((dtype, device, x.layout))
+        if known is not None:
+            return x, known
         if dtype not in _FLOATS or x.layout is not torch.strided:
             raise _unfit(name, "a torch tensor", dtype, x.layout)
-        return x, space_of("torch", dtype, x.device)
+        space = space_of("torch", dtype, device)
+        if not is_dynamo_compiling():
+            _spaces[dtype, device, x.layout] = space
+        return x, space
     kind = kind_of(x)
     if kind is None:
         raise TypeError(f"{name} must be {ARRAYS}; got {type(x).__name__}")

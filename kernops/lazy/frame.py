@@ -201,7 +201,7 @@ class Binder:
         m = n = space = None
         for k, ind, cat, dim, name in self.slots:
             x = args[ind]
-            if kind_of(x) is None:
+            if x.__class__ is not Tensor and kind_of(x) is None:
                 return None
             x, own = to_tensor(x, name)
             if own is not space:

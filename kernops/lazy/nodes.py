@@ -62,6 +62,13 @@ def moved(f: Node, numbers: tuple[int, ...]) -> Node:
 
 
 @traceable
+@lru_cache(maxsize=1 << 14)
+def joined(op: str, f: Node, g: Node, numbers: tuple[int, ...] | None) -> Node:
+    """``op(f, g)`` with the variables of ``g`` renumbered, unless ``numbers`` is None."""
+    return build(op, (), f, g if numbers is None else moved(g, numbers))
+
+
+@traceable
 @lru_cache(maxsize=1 << 12)
 def swapped(f: Node) -> Node:
     """``f`` with rows and columns exchanged."""

@@ -9,7 +9,7 @@ from ..autograd.tracing import is_dynamo_compiling
 from ..formula.graph import Node
 from ..formula.ops import OPS
 from .frame import Frame, merge
-from .nodes import build, moved
+from .nodes import build, joined, moved
 
 if TYPE_CHECKING:
     from .tensor import LazyTensor
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 def operate(op: str, a: LazyTensor, b: LazyTensor) -> LazyTensor:
     """``op(a, b)``."""
     mine, other = a.frame, b.frame
-    if mine is other:
-        return a._new(build(op, (), a.formula, b.formula), mine)
-    frame, numbers = merge(mine, other, op)
-    g = b.formula if numbers is None else moved(b.formula, numbers)
-    return a._new(build(op, (), a.formula, g), frame)
+    frame, numbers = (mine, None) if mine is other else merge(mine, other, op)
+    return a._new(joined(op, a.formula, b.formula, numbers), frame)
 
 
 def operate_all(op: str, args: tuple[LazyTensor, ...], params: tuple[Any, ...] = ()) -> LazyTensor:

@@ -51,7 +51,9 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
     def __init__(self, x: Any, axis: Any = None) -> None:
         if axis.__class__ is Frame:  # from within: x is a formula, and these are its data
             self.formula, self.frame = x, axis
-        elif isinstance(x, Tensor) or kind_of(x) is not None:
+        elif isinstance(x, Tensor) and not x.dtype.is_complex:
+            self.formula, self.frame = from_array(x, axis)
+        elif kind_of(x) is not None:
             if _complex(x):
                 self._become_complex(x, axis)
             else:
@@ -226,7 +228,7 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
 
     def __matmul__(self, v: Any, **settings: Any) -> Any:
         """The product with a vector (N,) or with vectors (..., N, E), an array of shape (..., M) or (..., M, E)."""
-        if kind_of(v) is not None and _complex(v):
+        if v.dtype.is_complex if isinstance(v, Tensor) else kind_of(v) is not None and _complex(v):
             return self.real2complex().__matmul__(v, **settings)
         other, vector = self._columns(v, "K @ v")
         out = operate("Mul", self, other)._reduce("Sum", 1, None, 0, settings)

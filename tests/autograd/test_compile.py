@@ -18,6 +18,7 @@ from kernops.autograd import reduce, tracing
 from kernops.autograd.operator import _arguments
 from kernops.autograd.text import plan_text, read_plan
 from kernops.formula.graph import CAT_I, CAT_J, CAT_SCALAR, topological
+from kernops.formula.plan import make_plan
 from kernops.lazy import Genred, LazyTensor, Vi, Vj
 from tests.helpers.reductions import CASES, REDUCTIONS, Case
 
@@ -186,6 +187,22 @@ def test_the_operator_under_transforms():
 def test_plans_as_text():
     for case in CASES:
         assert read_plan(plan_text(case.plan)) is case.plan
+    plan = make_plan("KMin", CASES[0].plan.formula, k=2, algorithm="brute")
+    assert read_plan(plan_text(plan)) is plan
+
+
+def test_a_plan_with_two_results_as_an_operator():
+    """Values, shapes, and derivatives."""
+    case = Case("Sum", "gauss")
+    plan = make_plan("Sum", case.plan.formula, first=1)
+    assert read_plan(plan_text(plan)) is plan is not case.plan
+    values = [t.requires_grad_() for t in case.data()]
+    got = torch.ops.kernops.reduce(values, [], plan_text(plan), 4, 5, "tiled")
+    (want,) = case.ours(values)
+    for parts in zip(got, want.split([1, 1], -1), strict=True):
+        for g, w in zip(*(torch.autograd.grad(p.sin().sum(), values, retain_graph=True) for p in parts), strict=True):
+            torch.testing.assert_close(g, w)
+    torch.library.opcheck(torch.ops.kernops.reduce.default, (values, [], plan_text(plan), 4, 5, "tiled"))
 
 
 def test_text_is_as_long_as_the_graph_is_large():

@@ -154,11 +154,12 @@ def test_the_same_tensor_as_rows_and_as_columns(reduction):
         torch.testing.assert_close(got, want)
 
 
-def test_only_what_is_asked_for_is_computed(monkeypatch):
-    """One pass over the pairs for each gradient, and none for what needs none."""
+@pytest.fixture
+def passes(monkeypatch) -> list:
+    """The plans of the passes over the pairs, in order."""
     import kernops.backends
 
-    calls = []
+    calls: list = []
     original = kernops.backends.reduce
 
     def spy(plan, *rest):
@@ -166,14 +167,78 @@ def test_only_what_is_asked_for_is_computed(monkeypatch):
         return original(plan, *rest)
 
     monkeypatch.setattr(kernops.backends, "reduce", spy)
+    return calls
+
+
+def test_only_what_is_asked_for_is_computed(passes):
+    """One pass over the pairs for the gradients over each axis, and none for what needs none."""
     case = Case("Sum", "gauss")
-    for wanted in {0}, {1}, {0, 3}, {1, 2}, {0, 1, 2, 3}:
+    for wanted, count in (({0}, 1), ({1}, 1), ({0, 3}, 1), ({1, 2}, 1), ({0, 1, 2, 3}, 2)):
         values = [t.requires_grad_(k in wanted) for k, t in enumerate(case.data())]
         (out,) = case.ours(values)
-        calls.clear()
+        passes.clear()
         out.sum().backward()
-        assert len(calls) == len(wanted)
+        assert len(passes) == count
         assert [t.grad is not None for t in values] == [k in wanted for k in range(4)]
+
+
+#: exp(-s |x - y|²) b, whose b has one component.
+ONE_COLUMN = make_plan("Sum", FORMULAS["gauss"].node(*(var(c, k, d) for k, (c, d) in enumerate(
+    zip((CAT_I, CAT_J, CAT_J, CAT_P), (3, 3, 1, 1))))))  # fmt: skip
+SCALAR_BATCHES = {"plain": ((), (), (), ()), "batches": ((2, 1), (3,), (), (2, 3))}
+
+
+@pytest.mark.parametrize("batches", SCALAR_BATCHES.values(), ids=SCALAR_BATCHES)
+def test_a_scalar_sum_takes_two_passes_for_its_value_and_all_gradients(passes, batches, backend):
+    """The value with the row's derivatives, whose cotangent is a factor; then those of the column."""
+    x, y, b, s = FORMULAS["gauss"].data(batches=batches)
+    values = [x, y, b[..., :1].contiguous(), s]
+    (x, y, b, s), dense = parameters(values), parameters(values)
+    (out,) = reduce(ONE_COLUMN, [x, y, b, s], 4, 5, backend)
+    want = FORMULAS["gauss"].pairs(dense).sum(-2)
+    torch.testing.assert_close(out, want, rtol=1e-9, atol=1e-9)
+    assert out.is_contiguous()
+    g = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).reshape(out.shape)
+    expected = torch.autograd.grad(want, dense, g)
+    got = torch.autograd.grad(out, [x, y, b, s], g)
+    assert len(passes) == 2
+    for first, second in zip(got, expected, strict=True):
+        assert first.is_contiguous() and first.shape == second.shape
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-9)
+    (out,) = reduce(ONE_COLUMN, [x, y, b, s], 4, 5, "tiled")
+    passes.clear()
+    torch.autograd.grad(out, y, g)  # the others are there, but nothing asks for them
+    assert len(passes) == 1
+    (out,) = reduce(ONE_COLUMN, [x.detach(), y, b.detach(), s.detach()], 4, 5, "tiled")
+    assert passes[-1].dim == 1, "no derivative is computed where none can be asked for"
+
+
+def test_higher_derivatives_of_a_scalar_sum():
+    """They do not come from what the first pass has computed, which autograd takes for a number."""
+    case = Case("Sum", "gauss")
+    x, y, b, s = case.data(m=3, n=4)
+    values = parameters([x, y, b[:, :1], s])
+
+    def function(*inputs: Tensor) -> Tensor:
+        return reduce(ONE_COLUMN, inputs, 3, 4, "tiled")[0]
+
+    assert gradcheck(function, values, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, values, check_fwd_over_rev=True, check_batched_grad=True)
+    got = derivatives(lambda v: (function(*v),), values, order=3)
+    dense = derivatives(lambda v: (FORMULAS["gauss"].pairs(v).sum(-2),), values, order=3)
+    for first, second in zip(got, dense, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_value_that_is_changed_in_place_does_not_change_its_gradient():
+    x, y = (torch.rand(n, 2, dtype=torch.float64) for n in (3, 4))
+    plan = make_plan("Sum", apply("Exp", neg(apply("SqDist", var(CAT_I, 0, 2), var(CAT_J, 1, 2)))))
+    x.requires_grad_()
+    (out,) = reduce(plan, [x, y], 3, 4, "tiled")
+    (want,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    out.mul_(2.0)
+    (got,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(got, 2 * want)
 
 
 def test_one_output_of_two():
@@ -297,8 +362,8 @@ def test_numbers_have_no_gradient_and_may_change():
 
 
 @pytest.mark.parametrize("reduction", SMOOTH)
-def test_each_gradient_has_a_pass(reduction):
-    dim = 5
+@pytest.mark.parametrize(("dim", "numbers"), [(5, [[0], [1, 2]]), (7, [[0], [1], [2]])])
+def test_gradients_over_an_axis_share_a_pass_while_they_are_few(reduction, dim, numbers):
     x, y, b = (torch.rand(r, d, dtype=torch.float64) for r, d in ((3, dim), (4, dim), (4, 2)))
     f = apply("Exp", neg(apply("SqDist", var(CAT_I, 0, dim), var(CAT_J, 1, dim))))
     weight = var(CAT_J, 2, 2)
@@ -311,8 +376,8 @@ def test_each_gradient_has_a_pass(reduction):
         return ((k * v[2]).sum(1) if reduction == "Sum" else (k * v[2]).logsumexp(1),)
 
     values = parameters([x, y, b])
-    passes = derivatives_module.gradient_passes(plan, (0, 1, 2), (True,) * len(dense(values)))
-    assert [step.number for step in passes] == [0, 1, 2]
+    passes = derivatives_module.gradient_passes(plan, (0, 1, 2), (True,) * len(dense(values)), 8)
+    assert [[part.number for part in step.parts] for step in passes] == numbers
     got = derivatives(lambda v: reduce(plan, v, 3, 4, "tiled"), values)
     for g, w in zip(got, derivatives(dense, values), strict=True):
         torch.testing.assert_close(g, w)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import timeit
 import tracemalloc
 
 import pytest
 import torch
 
-from kernops import backends
+from kernops import Genred, LazyTensor, backends
 from kernops.autograd import reduce
 from kernops.formula import graph
-from kernops.formula.reductions import CORES
 from tests.helpers.reductions import Case
 
 
@@ -23,8 +23,8 @@ class Instant:
     @staticmethod
     def run(plan, tensors, m, n, batch):
         outs = []
-        for name in CORES[plan.core].outputs:
-            shape = (*batch, m, *([plan.k] if plan.k else []), 1 if name == "lse" else plan.dim)
+        for name, dim in plan.outputs:
+            shape = (*batch, m, *([plan.k] if plan.k else []), dim)
             outs.append(torch.zeros(shape, dtype=torch.int64 if name == "index" else torch.float64))
         return tuple(outs)
 
@@ -44,6 +44,48 @@ def test_the_way_to_the_back_end_is_short(monkeypatch):
         if extra < 2:
             break
     assert extra < 2, f"{extra:.1f} of {ours:.1f} µs"
+
+
+def our_calls(function) -> int:
+    """How many calls of kernops' functions a call of ``function`` makes."""
+    count = 0
+
+    def note(frame, event, _) -> None:
+        nonlocal count
+        count += event == "call" and "/kernops/" in frame.f_code.co_filename.replace("\\", "/")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+#: Calls of our functions: a few more than there are. Whoever needs many more must have a reason.
+CALLS = {"Genred": 18, "Genred with gradients": 46, "LazyTensor": 74, "LazyTensor with gradients": 102}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_takes_few_steps(name, monkeypatch):
+    """What a call costs in Python, counted, which does not depend on the machine."""
+    monkeypatch.setattr(backends, "choose", lambda *args: Instant)
+    gradients = "gradients" in name
+    x, y, b = (torch.rand(n, d, dtype=torch.float64).requires_grad_(gradients) for n, d in ((4, 3), (5, 3), (5, 1)))
+    g = torch.ones(4, 1, dtype=torch.float64)
+    sums = Genred("Exp(-SqDist(X,Y))*B", ["X=Vi(3)", "Y=Vj(3)", "B=Vj(1)"], axis=1)
+
+    def call() -> None:
+        if "Genred" in name:
+            out = sums(x, y, b)
+        else:
+            out = (-((LazyTensor(x[:, None]) - LazyTensor(y[None])) ** 2).sum(-1)).exp() @ b
+        if gradients:
+            torch.autograd.grad(out, (x, y, b), g)
+
+    for _ in range(3):
+        call()
+    assert our_calls(call) <= CALLS[name]
 
 
 LOOPS = 300

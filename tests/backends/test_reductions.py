@@ -10,7 +10,7 @@ import torch
 
 from kernops.backends import reduce
 from kernops.formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node, var
-from kernops.formula.ops import add, apply, const, mul, neg
+from kernops.formula.ops import add, apply, const, mul, neg, total
 from kernops.formula.plan import make_plan
 from kernops.formula.reductions import CORES
 from tests.helpers.backends import COMPILED, ON_CPU, need
@@ -337,6 +337,31 @@ def test_row_factors(backend: str) -> None:
         (mul(2.0, mul(b, mul(a, mul(w, kernel)))), 2 * x * z * (y * dense).sum(1)),
         (mul(a, b), x * 7.0),
         (mul(a, w), 3 * x * z),
+        (  # each piece of a concatenation has a factor of its own
+            apply("Concat", mul(a, kernel), apply("Concat", kernel, apply("Concat", mul(2.0, mul(a, b)), a))),
+            torch.cat([x * dense.sum(1), dense.sum(1), x * 14.0, 3 * x], 1),
+        ),
     ):
         (got,) = compute(make_plan("Sum", f, n_vars=3), [x, y, z], 2, 3, backend)
         torch.testing.assert_close(got, want, rtol=1e-13, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_two_results(backend: str, first: int) -> None:
+    """The components of a sum in two tensors without gaps, also where there is nothing to add up."""
+    need(backend)
+    a, b, w = var(CAT_I, 0, 3), var(CAT_J, 1, 2), var(CAT_I, 2, 1)
+    f = apply("Concat", mul(w, mul(a, total(b))), b)
+    x, y, z = (torch.rand(*shape, dtype=F64) for shape in ((2, 5, 3), (6, 2), (5, 1)))
+    plan, whole = make_plan("Sum", f, first=first), make_plan("Sum", f)
+    assert plan.digest != whole.digest and plan.outputs == (("value", first), ("value", 5 - first))
+    for n in (6, 0):
+        (want,) = compute(whole, [x, y[:n], z], 5, n, backend)
+        got = compute(plan, [x, y[:n], z], 5, n, backend)
+        for part, expected in zip(got, want.split([first, 5 - first], -1), strict=True):
+            assert part.is_contiguous() and part.untyped_storage().nbytes() == part.numel() * 8
+            torch.testing.assert_close(part, expected, rtol=1e-13, atol=0)
+    for core, number in (("Min", 1), ("Sum", 5), ("Sum", -1)):
+        with pytest.raises(ValueError, match="first: a Sum of dimension > 1 can have two results"):
+            make_plan(core, f, first=number)

@@ -112,8 +112,8 @@ def test_sums_on_matrix_units(d, e, bound):
     gaussian = Genred("Exp(-SqDist(X,Y)) * B", names, axis=1)
     report = gaussian.explain(shape=(100_000, 100_000), device="sm_90", compile=False)
     assert report.template.startswith("matrix") and report.bound == bound
-    assert report.schedule["groups"] is (d == 64) and ("wgmma" in str(report)) is (d == 64)
-    assert ("right-hand sides on the matrix unit" in str(report)) is (e == 16)
+    assert report.schedule["groups"] is (d == 64) and ("warpgroups multiply" in str(report)) is (d == 64)
+    assert ("the right-hand sides are a second product" in str(report)) is (e == 16)
     for other in ({"shape": (100, 100_000)}, {"dtype": "float64"}, {"device": "sm_75"}):
         plain = gaussian.explain(**{"shape": (100_000, 100_000), "device": "sm_90", "compile": False, **other})
         assert plain.template.startswith("tile"), other

@@ -113,7 +113,7 @@ struct Direct {
             for (int c = 0; c < F::OUT; ++c) value[c] = F::finish(x, c, cell.value(0));
             return;
         }
-        for (int c = 0; c < C; ++c) value[component(q) + c] = F::finish(x, component(q) + c, cell.value(c));
+        for (int c = 0; c < C; ++c) *result<T, F>(out, place, component(q) + c) = F::finish(x, component(q) + c, cell.value(c));
         if constexpr (HasIndex<Cell>::value)
             for (int c = 0; c < C; ++c) static_cast<int64_t*>(out[1])[place * F::OUT + component(q) + c] = cell.arg[c];
     }

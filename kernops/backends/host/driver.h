@@ -11,6 +11,13 @@
 
 namespace kn {
 
+/// Address of component c of result number `place`: of the first result, or of the second one if there are two.
+template <class T, class F>
+KN_FN T* result(void* const* out, int64_t place, int c) {
+    if (F::FIRST == F::OUT || c < F::FIRST) return static_cast<T*>(out[0]) + place * F::FIRST + c;
+    return static_cast<T*>(out[1]) + place * (F::OUT - F::FIRST) + (c - F::FIRST);
+}
+
 // --- threads ----------------------------------------------------------------------------------------------------------
 /// Calls `work(item, thread)` for every item, on up to `threads` threads.
 template <class Work>

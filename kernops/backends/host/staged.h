@@ -328,8 +328,7 @@ struct Staged {
 
     template <class Row>
     static void write(const Row& x, int64_t place, int q, const Cell& cell, void* const* out) {
-        T* const value = static_cast<T*>(out[0]) + place * F::OUT;
-        for (int c = 0; c < C; ++c) value[component(q) + c] = F::finish(x, component(q) + c, cell.value(c));
+        for (int c = 0; c < C; ++c) *result<T, F>(out, place, component(q) + c) = F::finish(x, component(q) + c, cell.value(c));
         if constexpr (SOFTMAX)
             if (q == 0) static_cast<T*>(out[1])[place] = cell.lse();
     }
