@@ -27,7 +27,7 @@ KN_FN void merge(const typename G::Arguments& a) {
     const long long thread = (a.first + blockIdx.x) * blockDim.x + threadIdx.x;
     const long long item = thread / G::LANES < a.total ? thread / G::LANES : a.total - 1;  // every lane must shuffle
     const int lane = static_cast<int>(thread % G::LANES);
-    if (!G::MATRIX && __all_sync(0xffffffffu, is_done(a, item / a.m / G::CHUNKS))) return;
+    if (!G::MATRIX && !__any_sync(0xffffffffu, !is_done(a, item / a.m / G::CHUNKS))) return;
     const State* partial = static_cast<const State*>(a.partial) + item * a.splits;
     State state;
     state.init();

@@ -157,9 +157,9 @@ def knn(
         exclude_self: row i of ``Y`` is never a neighbour of row i of ``X`` (for ``knn(X, X, k, exclude_self=True)``).
         backend: where to compute, see :func:`kernops.backends.reduce`.
         algorithm: ``"brute"`` compares all pairs. ``"pruned"`` leaves out boxes of points that are too far away: for
-            euclidean distances, squared or not, in at most 16 dimensions, on the cpu back end. ``"auto"`` prunes in at
-            most 8 dimensions, where there are points enough and a sample of the queries says that it pays. The results
-            are the same to the last bit.
+            euclidean distances, squared or not, in at most 16 dimensions, on the cpu back end and, for at most 512
+            neighbours, the cuda back end. ``"auto"`` prunes in at most 8 dimensions, where there are points enough and
+            a sample of the queries says that it pays. The results are the same to the last bit.
 
     Distances of torch tensors have gradients, to any order.
 

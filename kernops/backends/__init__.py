@@ -97,11 +97,9 @@ def reduce(
         outs = _empty(plan, first, m, n, batch)
     else:
         module = choose(backend, first.device)
-        if plan.algorithm == "pruned" and not module.__name__.endswith(".cpu"):
+        if plan.algorithm == "pruned" and module.__name__.endswith(".tiled"):
             raise ValueError(
-                "algorithm 'pruned' is of the cpu back end; this is {}, with data on {}".format(
-                    module.__name__.rpartition(".")[2], first.device
-                )
+                f"algorithm 'pruned' is of the cpu and cuda back ends; this is tiled, with data on {first.device}"
             )
         outs = module.run(plan, tensors, m, n, batch)
     if dtype in _HALVES:

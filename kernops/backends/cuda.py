@@ -11,7 +11,7 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,18 +24,21 @@ from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from . import driver, nvrtc, tune
+from . import driver, nvrtc, pruned_cuda, tune
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
 Input = Tensor | float | None
+
+#: What is called with tensors, strides of the plan's variables (None without batch dimensions) and the batch shape.
+Call = Callable[[Sequence[Input], list | None, tuple[int, ...]], tuple[Tensor, ...]]
 
 MAX_BATCH_DIMS = 6
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
 TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
-_launches: dict[tuple, Launch] = {}
+_launches: dict[tuple, Call] = {}
 _kernels: dict[tuple[str, int], dict[str, int]] = {}
 _building = threading.Lock()
 #: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
@@ -148,27 +151,29 @@ def arch_of(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def _prepare(key: tuple) -> Launch:
+def _prepare(key: tuple) -> Call:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
     by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
     # what stands in for the matrix units is not worth measuring
-    launch = _built(key, _model_schedule(key) if by_matrix else _schedule(key), by_matrix)
+    search = pruned_cuda.wanted(key)
+    if search is not None:
+        call: Call = pruned_cuda.prepare(key, _model_schedule(key), search)
+    else:
+        call = _built(key, _model_schedule(key) if by_matrix else _schedule(key), by_matrix)
     if len(_launches) >= _KEPT:
         _launches.clear()
-    _launches[key] = launch
-    return launch
+    _launches[key] = call
+    return call
 
 
 def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> Launch:
     """The launch of a key by a schedule, and by one of the matrix units before."""
     plan, dtype, index, _, _, sizes = key
-    driver.bind(index)
     text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
-    shared = {name: s.shared if name == "reduce" else 0 for name in instantiate.compiled(s)}
-    with _building:
-        functions = _functions(plan, text, index, shared)
-        first = None if by_matrix is None else _matrix_launch(key, by_matrix)
+    shared = {instantiate.main_kernel(s): s.shared}
+    functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, instantiate.compiled(s))
+    first = None if by_matrix is None else _matrix_launch(key, by_matrix)
     return _launch(key, s, {name: functions[name] for name in instantiate.kernels(s)}, first)
 
 
@@ -219,15 +224,17 @@ def _samples(key: tuple) -> tuple[list, list | None, tuple[int, ...]]:
     return tensors, _steps(plan, tensors, batch) if batch else None, batch
 
 
-def _functions(plan: Plan, text: str, index: int, shared: dict[str, int]) -> dict[str, int]:
-    """The driver's handles of the kernels of a source, given the shared memory of each."""
-    functions = _kernels.get((text, index))
-    if functions is None:
-        image = nvrtc.cubin(text, arch_of(device_facts(index).arch), f"{plan.core} of {plan.formula}")
-        module = driver.load(image)
-        functions = {name: driver.function(module, "kn_" + name, size) for name, size in shared.items()}
-        _kernels[text, index] = functions
-    return functions
+def compiled(text: str, what: str, index: int, shared: dict[str, int], names: Sequence[str]) -> dict[str, int]:
+    """The kernels of a source text on a device: name -> handle.
+
+    ``what`` describes it in the cache; ``shared`` are the bytes of dynamic shared memory of those that use some.
+    """
+    driver.bind(index)
+    with _building:
+        if (text, index) not in _kernels:
+            module = driver.load(nvrtc.cubin(text, arch_of(device_facts(index).arch), what))
+            _kernels[text, index] = {k: driver.function(module, "kn_" + k, shared.get(k, 0)) for k in names}
+        return _kernels[text, index]
 
 
 def _pieces(blocks: int) -> tuple[tuple[int, int], ...]:
@@ -287,35 +294,50 @@ class Launch:
 
     def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
-        device = self.index
-        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=device),)
-        if self.second is not None:
-            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=device),)
+        results = self.results(batch)
         words = self._words(tensors, steps)
-        # scratch is given back to the allocator on return: later work on this stream may use it, no other
-        survey = 0
-        if self.first is not None:
-            found = torch.empty(self.first.survey, dtype=torch.uint8, device=device)
-            survey = found.data_ptr()
-            self.first.start(words, results, survey)
-        self.start(words, results, survey)
+        if self.first is None:
+            self.submit(words, results)
+            return results
+        survey = torch.empty(self.first.survey, dtype=torch.uint8, device=self.index)
+        self.first.submit(words, results, survey.data_ptr())
+        self.submit(words, results, survey.data_ptr())
         return results
 
-    def start(self, words: Sequence[float], results: tuple[Tensor, ...], survey: int) -> None:
-        """Launch the kernels. ``words`` are addresses and strides of the tensors; ``survey`` is an address or 0."""
-        device = self.index
+    def submit(self, words: Sequence[float], results: tuple[Tensor, ...], survey: int = 0) -> None:
+        """Launch the kernels for tensors of these addresses and strides, with scratch of their own.
+
+        Scratch is given back to the allocator on return: later work on this stream may use it, no other.
+        """
         base = 0
         if self.scratch:
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.index)
             base = scratch.data_ptr()
-        head = self.layout.pack(*words, *self.sizes)
+        self.start(self.layout.pack(*words, *self.sizes), self.tail(results, base, survey))
+
+    def results(self, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Empty results."""
+        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=self.index),)
+        if self.second is not None:
+            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=self.index),)
+        return results
+
+    def head(self, tensors: Sequence[Input], steps: list | None) -> bytes:
+        """The arguments' variables and sizes."""
+        return self.layout.pack(*self._words(tensors, steps), *self.sizes)
+
+    def tail(self, results: tuple[Tensor, ...], base: int, survey: int = 0) -> bytes:
+        """The arguments' addresses; scratch begins at ``base``, and the survey, if there is one, at ``survey``."""
         buffers = [base + at for at in self.offsets]
-        tail = _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *buffers, survey, self.survey_step)
-        stream = _stream(device)
+        return _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *buffers, survey, self.survey_step)
+
+    def start(self, head: bytes, tail: bytes) -> None:
+        """Launch the kernels."""
+        stream = _stream(self.index)
         for k in self.kernels:
             for first, blocks in k.pieces:
-                arguments = head + _RANGE.pack(first, k.total) + tail
-                driver.launch(device, k.function, blocks, k.threads, k.shared, stream, arguments)
+                arguments = head + RANGE.pack(first, k.total) + tail
+                driver.launch(self.index, k.function, blocks, k.threads, k.shared, stream, arguments)
 
     def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
         words: list[float] = []
@@ -334,7 +356,7 @@ class Launch:
         return words
 
 
-_RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
+RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
 def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
@@ -345,7 +367,7 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     text = matrix_source.source(plan, form, s, len(sizes))
     main = next(name for name in matrix_source.kernels(s, form) if name.startswith("matrix"))
     shared = {name: s.shared if name == main else 0 for name in matrix_source.compiled(s, form)}
-    functions = _functions(plan, text, index, shared)
+    functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, matrix_source.compiled(s, form))
     lanes = matrix_source.lanes(s, form)
     items = {  # work items, and threads for each
         "survey": (batch * (m + n + matrix_source.sampled(s, form)), lanes),
@@ -363,7 +385,7 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     return _assemble(key, words, kernels, (s.partial, 0, s.rows, s.cols), s.survey, s.survey // batch)
 
 
-def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | None) -> Launch:
+def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | None = None) -> Launch:
     """The launch of a key, given its schedule and kernels, and the launch that is tried before."""
     plan, dtype, index, m, n, sizes = key
     batch, item = math.prod(sizes), dtype.itemsize
@@ -374,7 +396,7 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | 
         "merge_lists": (s.scratch, 1),
     }
     kernels = tuple(
-        Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)) if name == "reduce"
+        Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)) if name == instantiate.main_kernel(s)
         else _item_kernel(function, *items[name])
         for name, function in functions.items()
     )  # fmt: skip

@@ -13,9 +13,10 @@ from itertools import product
 
 import torch
 
-from ..codegen.search import MOST_FEATURES, MOST_POINTS, pruning_pays, worth
+from ..codegen.search import pruning_pays, worth
 from ..formula.plan import Plan
 from . import cpu
+from .searches import checked_points
 
 Tensor = torch.Tensor
 Outs = tuple[Tensor, ...]
@@ -36,17 +37,10 @@ def run(plan: Plan, tensors: Sequence[Tensor | float | None], m: int, n: int, ba
         ValueError: the plan demands to be pruned, and cannot be.
     """
     demanded, k = plan.algorithm == "pruned", plan.k or 1
-    pair = plan.points
-    dim = plan.variables[0].dim if pair else 0
-    if not demanded and not (pair and pruning_pays(m, n, dim, k)):
+    pair = checked_points(plan, m, n) if demanded else plan.points
+    if pair is None or not (demanded or pruning_pays(m, n, plan.variables[0].dim, k)):
         return None
-    if pair is None:
-        raise ValueError(f"algorithm 'pruned' is for squared distances of two variables; got {plan.formula}")
-    if dim > MOST_FEATURES or max(m, n) > MOST_POINTS:
-        raise ValueError(
-            f"algorithm 'pruned' is for at most {MOST_FEATURES} features and {MOST_POINTS} rows and columns; "
-            f"got {dim} features, {m} rows and {n} columns"
-        )
+    dim = plan.variables[0].dim
     x, y = (tensors[v] for v in pair)
     found = nearest(x, y, k, batch, 1.0 if demanded else worth(n, dim, k))  # type: ignore[arg-type]
     return found and (tuple(t.unsqueeze(-1) for t in found) if plan.k else found)

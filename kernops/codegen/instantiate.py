@@ -8,7 +8,10 @@ from .emit import emit
 from .schedule import Schedule
 
 #: In the order of inclusion; the formula comes after the vocabulary.
-HEADERS = ("math.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh", "kmin.cuh")
+HEADERS = (
+    "math.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh", "kmin.cuh",
+    "ranked.cuh", "boxes.cuh", "search.cuh",
+)  # fmt: skip
 #: Threads that merge the splits of one row, and threads of a block of the kernels that have one work item a thread.
 LANES, ITEM_THREADS = 16, 128
 
@@ -17,14 +20,20 @@ RESULTS = {
     "Sum": "Results", "Min": "Results", "MinArgMin": "IndexResults", "LogSumExp": "ExpResults",
     "SumSoftMaxWeight": "SoftmaxResults", "KMin": "ListResults",
 }  # fmt: skip
-_LISTS = {"registers": "KList<T, I, F::K>", "heap": "KHeap<T, I, F::K>"}
+_LISTS = {"registers": "KList<T, I, K>", "heap": "KHeap<T, I, K>", "warp": "WarpList<T, I, K>"}
 
 
 def kernels(s: Schedule) -> tuple[str, ...]:
-    """Names of the kernels of a schedule, in the order of their launch; ``reduce`` is always there."""
+    """Names of the kernels of a schedule, in the order of their launch; that of :func:`main_kernel` is always there."""
     merge = "merge_lists" if s.list else "merge"
-    wanted = (s.rows_in_memory, "pack_rows"), (s.cols_in_memory, "pack_cols"), (True, "reduce"), (s.splits > 1, merge)
+    main = main_kernel(s)
+    wanted = (s.rows_in_memory, "pack_rows"), (s.cols_in_memory, "pack_cols"), (True, main), (s.splits > 1, merge)
     return tuple(name for wants, name in wanted if wants)
+
+
+def main_kernel(s: Schedule) -> str:
+    """Name of the kernel that looks at all pairs."""
+    return "reduce_lists" if s.list == "warp" else "reduce"
 
 
 def compiled(s: Schedule) -> tuple[str, ...]:
@@ -38,25 +47,40 @@ def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
     Sizes are not part of it, so that it serves all calls of the same shape of schedule.
     """
     return "\n".join([
+        preamble(plan, s, itemsize, batch_dims),
+        *(f'extern "C" __global__ void __launch_bounds__({bounds(s, name)}) '
+          f"kn_{name}(const __grid_constant__ kn::G::Arguments a) {{ kn::{name}<kn::G>(a); }}" for name in compiled(s)),
+        "",
+    ])  # fmt: skip
+
+
+def bounds(s: Schedule, name: str) -> str:
+    """Launch bounds of a kernel."""
+    if name == "reduce_lists":
+        return f"{s.threads}, 1"  # without the 1, the compiler spills so that more blocks might fit
+    return str(s.threads if name == "reduce" else ITEM_THREADS)
+
+
+def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
+    """The beginning of a translation unit: the headers, the formula, and the configuration ``kn::G``."""
+    return "\n".join([
         f"#define KN_UNROLL_CAP {s.unroll}",
         *(f'#include "{h}"' for h in HEADERS),
         emit(plan),
         "namespace kn {",
         "struct G {",
-        f"    typedef Formula F; typedef {_TYPES[itemsize]} T; typedef {'long long' if s.long_index else 'int'} I;",
+        f"    typedef Formula F; typedef {TYPES[itemsize]} T; typedef {'long long' if s.long_index else 'int'} I;",
         f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, TILE = {s.tile}, C = {s.chunk},",
         f"                         CHUNKS = {s.chunks}, BATCH = {max(1, batch_dims)}, LANES = {LANES};",
         f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",
         f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)}, MATRIX = false;",
+        "    static constexpr int K = F::K;",
         f"    typedef {_LISTS.get(s.list, f'{plan.core}<T, I, C>')} State;",
-        f"    typedef kn::{RESULTS[plan.core]}<State> Results;",
+        f"    typedef State List; typedef kn::{RESULTS[plan.core]}<State> Results;",
         "    typedef kn::Arguments<F::NVARS, BATCH> Arguments;",
         f"    KN_FN static bool scalar(int k) {{ return {scalar_text(plan)}; }}",
         "};",
         "}  // namespace kn",
-        *(f'extern "C" __global__ void __launch_bounds__({s.threads if name == "reduce" else ITEM_THREADS}) '
-          f"kn_{name}(const __grid_constant__ kn::G::Arguments a) {{ kn::{name}<kn::G>(a); }}" for name in compiled(s)),
-        "",
     ])  # fmt: skip
 
 
@@ -65,7 +89,7 @@ def scalar_text(plan: Plan) -> str:
     return " || ".join(f"k == {v.params[1]}" for v in plan.variables if v.params[0] == CAT_SCALAR) or "false"
 
 
-_TYPES = {4: "float", 8: "double"}
+TYPES = {4: "float", 8: "double"}
 
 
 def _bool(value: bool) -> str:

@@ -44,6 +44,11 @@ MAX_REGISTERS = 200
 FEW_PLACES = 4
 #: Longest list that is kept in registers.
 REGISTER_LIST = 16
+#: Longest list that a warp keeps, 32 places in two registers of a lane; words of lists, and of numbers computed at a
+#: time, that a lane has registers for. A warp gets R rows only if there are R times so many of them.
+WARP_LIST, LIST_WORDS, PAIR_WORDS, WARP_ROWS_FOR_EACH = 512, 32, 32, 2048
+#: With more rows than these, threads fill the device and keep short lists faster than warps do.
+FEW_ROWS_OF_LISTS = 30_000
 #: Shared memory of a block that still leaves room for other blocks on the multiprocessor.
 TILE_BYTES = 24 << 10
 #: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
@@ -88,7 +93,8 @@ class Schedule:
         chunk, chunks: components of the result that a block computes; number of such chunks.
         rows_in_memory, cols_in_memory: whether slots are packed into global scratch first.
         unroll: longest loop that is unrolled in full.
-        list: for KMin, whether the list is in ``"registers"`` or a ``"heap"``; else empty.
+        list: for KMin, whether a list is kept by a ``"warp"`` (``rows``, ``cols`` are then those of a warp and of a
+            lane), or by a thread in ``"registers"`` or as a ``"heap"``; else empty.
         long_index: whether a column's index needs 64 bits.
         row_blocks: blocks that cover the rows of one batch element.
         splits, span: the columns are cut into ``splits`` ranges of ``span``.
@@ -206,6 +212,26 @@ def shape(f: Facts, itemsize: int, most_rows: int) -> Shape:
     return min(_candidates(f, itemsize, most_rows), key=lambda s: cycles(f, s, itemsize))
 
 
+def warp_shape(f: Facts, itemsize: int, m: int) -> Shape | None:
+    """Rows of a warp and columns of a lane where warps keep the lists, or None where threads must."""
+    words = itemsize // 4
+    if f.core != "KMin" or f.k > WARP_LIST or max(f.n_row, f.n_col) > FEW_SLOTS or f.slow:
+        return None
+    if f.dim > 1 and f.row_by_component:
+        return None
+    if f.k <= REGISTER_LIST and m > FEW_ROWS_OF_LISTS:
+        return None
+    slots = _up(f.k, 32)
+    rows = cols = 1
+    most = min(4, max(1, m // WARP_ROWS_FOR_EACH))
+    while 2 * rows <= most and 2 * rows * slots * (words + 1) <= LIST_WORDS and 2 * rows * f.n_row * words <= ROW_WORDS:
+        rows *= 2
+    pair = rows * words * (1 + f.stored)
+    while cols < 4 and 2 * cols * pair <= PAIR_WORDS and 2 * cols * f.n_col * words <= ROW_WORDS:
+        cols *= 2
+    return Shape(rows, cols, 1, False)
+
+
 def tile_of(n_col: int, cols: int, itemsize: int, shared: int) -> tuple[int, int]:
     """``(columns of a tile, bytes)``; 0 bytes where a tile would not fit in shared memory."""
     slots = n_col | 1  # as cuda/data.cuh lays groups of columns out
@@ -252,10 +278,11 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
     """
     if min(m, n, batch) < 1:
         raise ValueError(f"m, n and batch must be at least 1; got {m}, {n}, {batch}")
-    s = s or shape(f, itemsize, _most_rows(m))
-    heap = f.core == "KMin" and f.k > REGISTER_LIST
+    warp = warp_shape(f, itemsize, m)
+    s = warp or s or shape(f, itemsize, _most_rows(m))
+    place = "warp" if warp else "registers" if f.k <= REGISTER_LIST else "heap"
     chunks = _up(f.dim, s.chunk)
-    row_blocks = _up(m, THREADS * s.rows)
+    row_blocks = _up(m, (THREADS // 32 if warp else THREADS) * s.rows)
     splits, span = _split(n, row_blocks * chunks * batch, f, device)
     tile, shared = tile_of(f.n_col, s.cols, itemsize, device.shared)
     in_memory = shared == 0 and f.n_col > 0
@@ -270,7 +297,7 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
         rows_in_memory=s.rows_in_memory,
         cols_in_memory=in_memory,
         unroll=64 if not s.rows_in_memory else min(64, max(8, 64 // (s.rows * s.cols), s.chunk, f.stored)),
-        list="" if f.core != "KMin" else "heap" if heap else "registers",
+        list=place if f.core == "KMin" else "",
         long_index=n > 2**31 - 1,
         row_blocks=row_blocks,
         splits=splits,

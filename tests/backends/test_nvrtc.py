@@ -14,6 +14,8 @@ from kernops.codegen.facts import facts
 from kernops.codegen.instantiate import source
 from kernops.codegen.matrix import matrix_form
 from kernops.codegen.schedule import STATES, Device, schedule
+from kernops.codegen.searching import searching
+from kernops.codegen.searching import source as search_source
 from kernops.formula.graph import CAT_I, CAT_J, Node, var
 from kernops.formula.ops import OPS, add, apply, mul, neg, sub
 from kernops.formula.plan import Plan, make_plan
@@ -114,6 +116,34 @@ def test_larger_plans_do_not_spill(plan: Plan) -> None:
     """Scratch for rows and columns, chunks of components, heaps."""
     for name, (_, stack, stores, loads) in compiled(plan, size=20_000).items():
         assert (stack, stores, loads) == (0, 0, 0), name
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("k", "size"), [(10, 10_000), (50, 100_000), (200, 100_000)])
+def test_lists_of_warps_do_not_spill(k: int, size: int, arch: str) -> None:
+    for name, (registers, stack, stores, loads) in compiled(of_core("KMin", k=k), arch, size=size).items():
+        assert (stack, stores, loads) == (0, 0, 0), name
+        assert registers <= 168
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("d", "k", "size"), [(3, 10, 10**6), (2, 50, 10**5), (8, 10, 10**5), (16, 300, 2000)])
+def test_searches_do_not_spill(d: int, k: int, size: int, arch: str) -> None:
+    """Boxes of two to four levels; brute force behind it is compiled with it."""
+    plan = of_core("KMin", d, k=k)
+    brute = schedule(facts(plan), size, size, 1, 4, Device(MULTIPROCESSORS, SHARED[ARCHS[arch]], ARCHS[arch]))
+    text = search_source(plan, brute, searching(k, d, size, size, 1, True), 4, 1)
+    _, log = nvrtc.report(text, arch, ("--ptxas-options=-v",))
+    assert "warning" not in log, log
+    for name, (registers, *spilled) in resources(log).items():
+        assert spilled == [0, 0, 0], name
+        assert registers <= 128 or "reduce" in name
+
+
+def test_searches_in_double_precision() -> None:
+    plan = of_core("MinArgMin")
+    brute = schedule(facts(plan), 9999, 9999, 1, 8, Device(MULTIPROCESSORS, SHARED[9, 0], (9, 0)))
+    assert nvrtc.compile(search_source(plan, brute, searching(1, 3, 9999, 9999, 6, True), 8, 2), "sm_90a")
 
 
 def test_batch_dimensions_and_small_problems() -> None:

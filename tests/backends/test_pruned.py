@@ -228,7 +228,7 @@ def test_says_what_it_does_not_take() -> None:
         ValueError, match="at most 16 features and 2147483646 rows and columns; got 17 features, 4 rows"
     ):
         reduce(plan_of(17, 2, "pruned"), [x, x], 4, 4, "cpu")
-    with pytest.raises(ValueError, match="'pruned' is of the cpu back end; this is tiled, with data on cpu"):
+    with pytest.raises(ValueError, match="'pruned' is of the cpu and cuda back ends; this is tiled"):
         reduce(plan_of(2, 2, "pruned"), [x[:, :2], x[:, :2]], 4, 4, "tiled")
     product = make_plan("KMin", apply("Dot", var(CAT_I, 0, 2), var(CAT_J, 1, 2)), k=2, algorithm="pruned")
     with pytest.raises(ValueError, match="'pruned' is for squared distances of two variables; got Dot"):

@@ -59,12 +59,14 @@ def test_invariants(f: Facts, m: int, n: int, batch: int, itemsize: int, device:
     s = schedule(f, m, n, batch, itemsize, device)
     assert s == schedule(f, m, n, batch, itemsize, device)
     # rows, columns and components are covered, and no block is without any
-    assert (s.row_blocks - 1) * s.threads * s.rows < m <= s.row_blocks * s.threads * s.rows
+    owners = s.threads // 32 if s.list == "warp" else s.threads  # of rows
+    assert (s.row_blocks - 1) * owners * s.rows < m <= s.row_blocks * owners * s.rows
     assert (s.splits - 1) * s.span < n <= s.splits * s.span
     assert (s.chunks - 1) * s.chunk < f.dim <= s.chunks * s.chunk and s.chunk <= f.dim
     assert s.blocks == s.row_blocks * s.splits * s.chunks * batch
     # groups of columns never cross the border of a tile or split
-    assert s.tile % s.cols == 0 and s.span % s.cols == 0
+    step = 32 * s.cols if s.list == "warp" else s.cols
+    assert s.tile % step == 0 and s.span % s.cols == 0
     assert all(x & (x - 1) == 0 for x in (s.rows, s.cols))
     # a tile fits; packed columns are used where none would
     assert s.shared <= device.shared and s.cols_in_memory == (s.shared == 0)
@@ -95,6 +97,27 @@ def test_the_best_shape_is_chosen(f: Facts, itemsize: int, most_rows: int) -> No
     for other in module._candidates(f, itemsize, most_rows):
         assert cycles(f, best, itemsize) <= cycles(f, other, itemsize)
     assert registers(f, best, itemsize) <= MAX_REGISTERS or best.rows == best.cols == best.chunk == 1
+
+
+@given(any_facts(), sizes, sizes, st.sampled_from([4, 8]), devices)
+def test_lists_of_warps_fit_in_registers(f: Facts, m: int, n: int, itemsize: int, device: Device) -> None:
+    s = schedule(f, m, n, 1, itemsize, device)
+    if s.list != "warp":
+        return
+    words, slots = itemsize // 4, -(-f.k // 32)
+    assert f.core == "KMin" and s.chunk == 1 and not s.rows_in_memory and not s.cols_in_memory
+    assert s.rows * slots * (words + 1) <= max(module.LIST_WORDS, 16 * (words + 1))
+    assert s.rows * f.n_row * words <= module.ROW_WORDS and f.n_col * s.cols * words <= module.ROW_WORDS
+    assert not (f.dim > 1 and f.row_by_component)
+
+
+@pytest.mark.parametrize(("k", "m", "place"), [
+    (10, 10_000, "warp"), (10, 100_000, "registers"), (17, 100_000, "warp"), (512, 100_000, "warp"),
+    (513, 1000, "heap"),
+])  # fmt: skip
+def test_who_keeps_the_lists(k: int, m: int, place: str) -> None:
+    assert schedule(facts(gaussian(3, core="KMin", k=k)), m, 100_000, 1, 4, H200).list == place
+    assert schedule(facts(gaussian(100, core="KMin", k=k)), m, 100_000, 1, 4, H200).list != "warp"
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
@@ -158,14 +181,14 @@ def test_large_problems_get_several_rows_a_thread_and_small_ones_many_blocks() -
 @pytest.mark.parametrize("core", sorted(STATES))
 def test_source_names_everything_that_it_compiles(core: str) -> None:
     plan = gaussian(3, 2, core, k=5 if core == "KMin" else 0)
-    s = schedule(facts(plan), 5000, 50_000, 1, 4, H200)
+    s = schedule(facts(plan), 500, 50_000, 1, 4, H200)
     text = source(plan, s, 4, 0)
     for name in compiled(s):
         assert f"kn_{name}(" in text
     assert set(kernels(s)) <= set(compiled(s)) and s.splits > 1
     assert f"THREADS = {THREADS}" in text
     # sizes are arguments, not source: another size of the same shape runs the same code
-    assert text == source(plan, schedule(facts(plan), 5001, 50_001, 1, 4, H200), 4, 0)
+    assert text == source(plan, schedule(facts(plan), 501, 50_001, 1, 4, H200), 4, 0)
 
 
 def test_scalars_are_told_from_tensors() -> None:

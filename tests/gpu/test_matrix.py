@@ -38,10 +38,10 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def modes(p: Problem, values: list[Any], m: int, n: int, batch: tuple[int, ...] = ()) -> list[int]:
     """What the matrix kernels decided for each batch element."""
     found: list[int] = []
-    start = cuda.Launch.start
+    submit = cuda.Launch.submit
 
-    def watched(self: cuda.Launch, words: Any, results: Any, survey: int) -> None:
-        start(self, words, results, survey)
+    def watched(self: cuda.Launch, words: Any, results: Any, survey: int = 0) -> None:
+        submit(self, words, results, survey)
         if self.survey:
             kept.append((survey, self.survey, self.survey_step))
 
@@ -54,7 +54,7 @@ def modes(p: Problem, values: list[Any], m: int, n: int, batch: tuple[int, ...] 
         return allocated[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda.Launch, "start", watched)
+        patch.setattr(cuda.Launch, "submit", watched)
         patch.setattr(torch, "empty", keeping)
         run(p, values, m, n)
     assert kept, "the matrix kernels were not asked"

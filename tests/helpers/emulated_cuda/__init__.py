@@ -23,12 +23,14 @@ import pytest
 import torch
 
 from kernops.backends import cache
+from kernops.codegen.instantiate import HEADERS
 from kernops.geometric.kernels import cuda
+from kernops.geometric.kernels import source as geometric
 from tests.geometric.cases import At
 
 _HERE = Path(__file__).parent
 _KERNELS = Path(cuda.__file__).parents[2] / "cuda"
-_HEADERS = ("math.cuh", "rows.cuh", "segments.cuh", "sort.cuh", "frustum.cuh", "splat.cuh")
+_HEADERS = ("math.cuh", *geometric.HEADERS, *(name for name in HEADERS if name != "math.cuh"))
 _SONAME = "libkernops-emulated-cuda.so"
 
 #: PTX in the headers -> the same in C++.
@@ -36,6 +38,9 @@ _PTX = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));': "_Float16 h; memcpy(&h, &x.bits, 2); y = h;",
     'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': "const _Float16 h = x; memcpy(&y.bits, &h, 2);",
 }
+
+#: Shared memory of a size that the launch says.
+_DYNAMIC = "extern __shared__ __align__(16) unsigned char shared[];", "unsigned char* const shared = emulated_shared;"
 
 _COMMON = ("-std=c++17", "-w", "-shared", "-fPIC", f"-I{_HERE}")
 _RUNTIME_FLAGS = ("-O2", f"-Wl,-soname,{_SONAME}")
@@ -86,7 +91,7 @@ def _headers() -> dict[str, str]:
     for ptx, text in _PTX.items():
         assert ptx in texts["rows.cuh"], f"rows.cuh no longer has {ptx}"
         texts["rows.cuh"] = texts["rows.cuh"].replace(ptx, text)
-    return texts
+    return {name: text.replace(*_DYNAMIC) for name, text in texts.items()}
 
 
 def _compiled(text: str, files: dict[str, str], flags: tuple[str, ...], libraries: tuple[str, ...] = ()) -> Path:
@@ -118,9 +123,9 @@ def _runtime() -> str:
 
 @lru_cache(maxsize=1024)
 def library(text: str) -> ctypes.CDLL:
-    """The kernels of a text of ``kernops.geometric.kernels.source``, under ``emulate_`` and their names."""
+    """The kernels of a text that ``kernops`` gives to NVRTC, under ``emulate_`` and their names."""
     text = re.sub(r"__launch_bounds__\([^)]*\) ", "", text)  # which change nothing here
-    kernels = re.findall(r" kn_(\w+)\(const __grid_constant__ kn::(\w+) a\)", text)
+    kernels = re.findall(r" kn_(\w+)\(const __grid_constant__ kn::([\w:]+) \w\)", text)
     launchers = "".join(_LAUNCHER.format(name=name, arguments=arguments) for name, arguments in kernels)
     # Without a namespace of their own, the compiler knows of no bounds of variables in templates.
     whole = f'#include "intrinsics.h"\nnamespace {{\n{text}}}\n{launchers}'

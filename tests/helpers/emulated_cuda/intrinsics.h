@@ -18,7 +18,7 @@
 namespace emulated {
 
 typedef unsigned long long Bits;
-enum Operation { SYNC, SHUFFLE_XOR, SHUFFLE_UP, BALLOT, MATCH };
+enum Operation { SYNC, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, MATCH };
 
 /// Memory that a kernel may touch.
 struct Range {
@@ -78,8 +78,21 @@ static inline T __shfl_up_sync(unsigned mask, T value, int offset) {
     const int lane = threadIdx.x % 32;
     return emulated::shuffle(mask, emulated::SHUFFLE_UP, value, lane < offset ? lane : lane - offset);
 }
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, int offset) {
+    const int lane = threadIdx.x % 32;
+    return emulated::shuffle(mask, emulated::SHUFFLE_DOWN, value, lane + offset > 31 ? lane : lane + offset);
+}
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int from) {
+    return emulated::shuffle(mask, emulated::SHUFFLE, value, from % 32);
+}
+static inline bool __any_sync(unsigned mask, bool value) { return emulated::ballot(mask, value) != 0; }
 static inline unsigned __ballot_sync(unsigned mask, bool value) { return emulated::ballot(mask, value); }
 static inline unsigned __match_any_sync(unsigned mask, int value) { return emulated::match(mask, value); }
+/// Shared memory of a size that the launch says: more than any needs.
+static __attribute__((aligned(16))) unsigned char emulated_shared[128 << 10];
+
 template <class T>
 static inline T atomicAdd(T* to, T value) {
     const T before = *to;
@@ -95,6 +108,7 @@ static inline To emulated_bits(From from) {
     return to;
 }
 static inline double __longlong_as_double(long long bits) { return emulated_bits<double>(bits); }
+static inline long long __double_as_longlong(double number) { return emulated_bits<long long>(number); }
 static inline float __uint_as_float(unsigned bits) { return emulated_bits<float>(bits); }
 static inline unsigned __float_as_uint(float number) { return emulated_bits<unsigned>(number); }
 static inline unsigned __umulhi(unsigned a, unsigned b) {
