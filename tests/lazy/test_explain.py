@@ -105,6 +105,20 @@ def test_the_pruned_search():
     assert not explain(few, reduction="argKmin", K=5, backend="cpu").template.startswith("pruned")
 
 
+@pytest.mark.parametrize(("d", "e", "bound"), [(3, 1, "exponential unit"), (64, 1, "matrix unit"),
+                                               (64, 16, "matrix unit"), (3, 16, "matrix unit")])  # fmt: skip
+def test_sums_on_matrix_units(d, e, bound):
+    names = [f"X = Vi({d})", f"Y = Vj({d})", f"B = Vj({e})"]
+    gaussian = Genred("Exp(-SqDist(X,Y)) * B", names, axis=1)
+    report = gaussian.explain(shape=(100_000, 100_000), device="sm_90", compile=False)
+    assert report.template.startswith("matrix") and report.bound == bound
+    assert report.schedule["groups"] is (d == 64) and ("warpgroups multiply" in str(report)) is (d == 64)
+    assert ("the right-hand sides are a second product" in str(report)) is (e == 16)
+    for other in ({"shape": (100, 100_000)}, {"dtype": "float64"}, {"device": "sm_75"}):
+        plain = gaussian.explain(**{"shape": (100_000, 100_000), "device": "sm_90", "compile": False, **other})
+        assert plain.template.startswith("tile"), other
+
+
 def test_long_sums_are_told():
     x = torch.rand(100, 64)
     assert "long sums over components (64)" in str(explain((-Vi(x).sqdist(Vj(x))).exp(), backend="cpu"))

@@ -212,4 +212,5 @@ def milliseconds(seconds: float) -> str:
 
 def count(number: int, what: str) -> str:
     """A number of things, in the plural unless it is one."""
-    return f"{number:,} {what}" + ("s" if number != 1 else "")
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}" + (plural if number != 1 else "")

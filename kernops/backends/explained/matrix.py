@@ -55,7 +55,7 @@ def _lines(form: Form, s: MatrixSchedule) -> Lines:
         ("steps of 16 components", f"{s.steps}, in {count(s.chunks, 'chunk')}"),
         ("rows of a block", "stay in shared memory" if s.resident else "come with each chunk"),
         ("shared memory", f"{s.shared:,} bytes, {count(s.stages, 'stage')}"),
-        ("components of the result", f"{s.width}, in {count(s.pieces, 'pass').replace('passs', 'passes')}"),
+        ("components of the result", f"{s.width}, in {count(s.pieces, 'pass')}"),
         ("splits of the columns", f"{s.splits}, of {s.span:,} columns"),
         ("blocks", f"{s.blocks:,}"),
         ("scratch", f"{s.survey + s.rows + s.cols + s.partial:,} bytes: packed points, survey, partial results"),
