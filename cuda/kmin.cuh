@@ -23,23 +23,65 @@ struct Places {
     }
 };
 
-/// A sorted list in registers, for small K.
-template <class T, class I, int K>
+/// A sorted list in registers, for small K, and a queue in front of it. Few lanes of a warp find a column that belongs in
+/// their list at the same time, and an insertion takes long: so columns wait in shared memory until some lane has no room
+/// for another group, and are then inserted by all lanes together.
+template <class G, class T, class I, int K>
 struct KList {
-    static constexpr int C = 1, IN = 1;
+    static constexpr int C = 1, IN = 1, SIZE = G::Q + 4;
+    static constexpr bool WHOLE_WARPS = true;  // lanes vote
+    static constexpr unsigned ALL = 0xffffffffu;
     T best[K];
     I arg[K];
+    int row, count;  // which of the thread's rows this is; columns that wait
 
-    KN_FN void open(const Places<T>&) {
+    KN_FN void fill(T v, int r) {
+        row = r, count = 0;
         KN_UNROLL_ALL
-        for (int k = 0; k < K; ++k) best[k] = T(KN_NAN), arg[k] = -1;
+        for (int k = 0; k < K; ++k) best[k] = v, arg[k] = -1;
     }
-    KN_FN void close() { open({}); }
+    KN_FN void open(const Places<T>&, int r) { fill(T(KN_NAN), r); }
+    KN_FN void close(int r) { fill(T(-KN_INF), r); }  // there is no such row: nothing is admitted
     KN_FN void store(const Places<T>& p) {
+#pragma unroll 1
+        for (int k = 0; k < count; ++k) admit(k);
         KN_UNROLL_ALL
         for (int k = 0; k < K; ++k) p.put(k, best[k], arg[k]);
     }
     KN_FN T bound() const { return best[K - 1]; }
+
+    /// Place k of this row's queue, behind the tile: places of all rows and threads, values before columns.
+    KN_FN T& value_of(int k) const { return reinterpret_cast<T*>(queues())[at(k)]; }
+    KN_FN I& column_of(int k) const {
+        return reinterpret_cast<I*>(queues() + G::R * SIZE * G::THREADS * sizeof(T))[at(k)];
+    }
+    KN_FN int at(int k) const { return (row * SIZE + k) * G::THREADS + threadIdx.x; }
+    KN_FN static unsigned char* queues() {
+        extern __shared__ __align__(16) unsigned char shared[];
+        return shared + (G::COLS_IN_MEMORY ? 0 : G::TILE * (G::F::NCOL | 1) * sizeof(T));
+    }
+    /// Folds Q columns in: nearly all groups are refused by one comparison with the smallest of them, and a vote.
+    template <bool FULL, int Q>
+    KN_FN void fold(const T (&v)[Q][1], I j, int valid) {
+        T least = v[0][0];
+        KN_UNROLL_ALL
+        for (int q = 1; q < Q; ++q)
+            if (FULL || q < valid) least = lesser(least, v[q][0]);
+        if (!__any_sync(ALL, !(least >= bound()))) return;
+        KN_UNROLL_ALL
+        for (int q = 0; q < Q; ++q)
+            if ((FULL || q < valid) && !(v[q][0] >= bound()) && v[q][0] == v[q][0])
+                value_of(count) = v[q][0], column_of(count) = j + q, ++count;
+        if (!__any_sync(ALL, count > SIZE - Q)) return;
+#pragma unroll 1
+        for (int k = 0; __any_sync(ALL, k < count); ++k)
+            if (k < count) admit(k);
+        count = 0;
+    }
+    KN_FN void admit(int k) {
+        const T v = value_of(k);
+        if (!(v >= bound())) insert(v, column_of(k));
+    }
     KN_FN void insert(T v, I j) {
         KN_UNROLL_ALL
         for (int k = K - 1; k >= 0; --k) {
@@ -96,6 +138,7 @@ KN_SLOW void heap_sort(Places<T> p, int size, int K) {
 template <class T, class I, int K>
 struct KHeap {
     static constexpr int C = 1, IN = 1;
+    static constexpr bool WHOLE_WARPS = false;
     Places<T> places;
     int count;
     T top;
@@ -110,25 +153,31 @@ struct KHeap {
         }
     }
     KN_FN void flush() {}
-    KN_FN void open(const Places<T>& p) { places = p, count = 0, top = T(KN_NAN); }
-    KN_FN void close() { count = K, top = T(-KN_INF); }  // there is no such row: nothing may be written
+    /// Folds Q columns in: one comparison with the smallest of them refuses nearly all groups.
+    template <bool FULL, int Q>
+    KN_FN void fold(const T (&v)[Q][1], I j, int valid) {
+        T least = v[0][0];
+        KN_UNROLL_ALL
+        for (int q = 1; q < Q; ++q)
+            if (FULL || q < valid) least = lesser(least, v[q][0]);
+        if (least >= bound()) return;
+        KN_UNROLL_ALL
+        for (int q = 0; q < Q; ++q)
+            if ((FULL || q < valid) && !(v[q][0] >= bound()) && v[q][0] == v[q][0]) insert(v[q][0], j + q);
+    }
+    KN_FN void open(const Places<T>& p, int) { places = p, count = 0, top = T(KN_NAN); }
+    KN_FN void close(int) { count = K, top = T(-KN_INF); }  // there is no such row: nothing may be written
     KN_FN void store(const Places<T>&) { heap_sort(places, count, K); }
 };
 
 /// What becomes of lists.
 template <class List>
 struct ListResults {
-    /// Folds Q columns in: one comparison with the smallest of them refuses nearly all groups.
+    static constexpr bool WHOLE_WARPS = List::WHOLE_WARPS;
+
     template <bool FULL, class T, class I, int Q>
     KN_FN static void fold(List& list, const T (&v)[Q][1], I j, int valid) {
-        T least = v[0][0];
-        KN_UNROLL_ALL
-        for (int q = 1; q < Q; ++q)
-            if (FULL || q < valid) least = lesser(least, v[q][0]);
-        if (least >= list.bound()) return;
-        KN_UNROLL_ALL
-        for (int q = 0; q < Q; ++q)
-            if ((FULL || q < valid) && !(v[q][0] >= list.bound()) && v[q][0] == v[q][0]) list.insert(v[q][0], j + q);
+        list.template fold<FULL>(v, j, valid);
     }
     /// @param result whether the places of the result are asked for, or those of a split's partial list
     template <class G>
@@ -145,9 +194,9 @@ struct ListResults {
     template <class G>
     KN_FN static void begin(const typename G::Arguments& a, const Where& w, List& list) {
         if (w.row < 0) {
-            list.close();
+            list.close(w.place);
         } else {
-            list.open(places<G>(a, w, a.splits == 1));
+            list.open(places<G>(a, w, a.splits == 1), w.place);
         }
     }
     template <class G, class X>

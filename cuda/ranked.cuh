@@ -27,6 +27,7 @@ KN_FN double next_below(double v) {
 template <class T, class I, int K>
 struct WarpList {
     static constexpr int SLOTS = (K + 31) / 32;
+    static constexpr bool WHOLE_WARPS = true;
     static constexpr unsigned ALL = 0xffffffffu;
     T value[SLOTS];
     I column[SLOTS];

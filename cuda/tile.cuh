@@ -9,6 +9,7 @@ namespace kn {
 struct Where {
     long long batch, row, split;
     int chunk, c0;  // components c0 .. c0 + C - 1
+    int place;      // which of the thread's rows it is
 };
 
 /// Number of a partial result: the splits of one row lie side by side.
@@ -49,6 +50,8 @@ KN_FN void write_values(const typename G::Arguments& a, const Where& w, const X&
 
 template <class State>
 struct Results {
+    static constexpr bool WHOLE_WARPS = false;  // whether threads that have no row must fold, too
+
     /// Sets a state up; w.row is -1 if this thread has no such row.
     template <class G>
     KN_FN static void begin(const typename G::Arguments&, const Where&, State& state) {
@@ -135,7 +138,7 @@ KN_FN void fold_range(const typename G::Arguments& a, In<G>& in, const Where& w,
     for (long long j0 = from; j0 < to; j0 += G::TILE) {
         const unsigned count = to - j0 < G::TILE ? static_cast<unsigned>(to - j0) : G::TILE;
         if constexpr (G::COLS_IN_MEMORY) {
-            if (has_rows) fold_tile<G>(x, Layout<G>::cols(a, w.batch) + Layout<G>::col(j0), w.c0, state, I(j0), count);
+            if (G::Results::WHOLE_WARPS || has_rows) fold_tile<G>(x, Layout<G>::cols(a, w.batch) + Layout<G>::col(j0), w.c0, state, I(j0), count);
         } else {
             __syncthreads();
             for (unsigned jj = threadIdx.x; jj < count; jj += G::THREADS) {
@@ -143,7 +146,7 @@ KN_FN void fold_range(const typename G::Arguments& a, In<G>& in, const Where& w,
                 G::F::template col<T>(in, Slots<T, G::Q>{tile + Layout<G>::col(jj)});
             }
             __syncthreads();
-            if (has_rows) fold_tile<G>(x, tile, w.c0, state, I(j0), count);
+            if (G::Results::WHOLE_WARPS || has_rows) fold_tile<G>(x, tile, w.c0, state, I(j0), count);
         }
     }
 }
@@ -192,6 +195,7 @@ KN_FN void reduce(const typename G::Arguments& a) {
     KN_UNROLL_ALL
     for (int r = 0; r < R; ++r) {
         w.row = row + r * G::THREADS < a.m ? row + r * G::THREADS : -1;
+        w.place = r;
         G::Results::template begin<G>(a, w, state[r]);
     }
     if constexpr (G::ROWS_IN_MEMORY) {

@@ -20,7 +20,7 @@ RESULTS = {
     "Sum": "Results", "Min": "Results", "MinArgMin": "IndexResults", "LogSumExp": "ExpResults",
     "SumSoftMaxWeight": "SoftmaxResults", "KMin": "ListResults",
 }  # fmt: skip
-_LISTS = {"registers": "KList<T, I, K>", "heap": "KHeap<T, I, K>", "warp": "WarpList<T, I, K>"}
+_LISTS = {"registers": "KList<G, T, I, K>", "heap": "KHeap<T, I, K>", "warp": "WarpList<T, I, K>"}
 
 
 def kernels(s: Schedule) -> tuple[str, ...]:
@@ -56,9 +56,10 @@ def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
 
 def bounds(s: Schedule, name: str) -> str:
     """Launch bounds of a kernel."""
-    if name == "reduce_lists":
-        return f"{s.threads}, 1"  # without the 1, the compiler spills so that more blocks might fit
-    return str(s.threads if name == "reduce" else ITEM_THREADS)
+    if name != main_kernel(s):
+        return str(ITEM_THREADS)
+    # with lists, the compiler spills so that more blocks might fit, unless it is told that one is enough
+    return f"{s.threads}, 1" if s.list else str(s.threads)
 
 
 def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:

@@ -40,15 +40,14 @@ FEW_SLOTS = 20
 #: Words of registers for row slots at most.
 ROW_WORDS = 64
 MAX_REGISTERS = 200
-#: Lists up to this length are so quick to insert into that a thread may have several.
-FEW_PLACES = 4
-#: Longest list that is kept in registers.
-REGISTER_LIST = 16
+#: Longest list that is kept in a thread's registers, places of all lists of a thread, and places of a list's queue
+#: beyond those of the columns that a thread takes at a time (cuda/kmin.cuh).
+REGISTER_LIST, MOST_PLACES, QUEUE = 16, 32, 4
 #: Longest list that a warp keeps, 32 places in two registers of a lane; words of lists, and of numbers computed at a
 #: time, that a lane has registers for. A warp gets R rows only if there are R times so many of them.
 WARP_LIST, LIST_WORDS, PAIR_WORDS, WARP_ROWS_FOR_EACH = 512, 32, 32, 2048
-#: With more rows than these, threads fill the device and keep short lists faster than warps do.
-FEW_ROWS_OF_LISTS = 30_000
+#: With more rows than these, or more slots of a row, threads keep short lists faster than warps do.
+FEW_ROWS_OF_LISTS, FEW_SLOTS_OF_LISTS = 30_000, 8
 #: Shared memory of a block that still leaves room for other blocks on the multiprocessor.
 TILE_BYTES = 24 << 10
 #: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
@@ -99,7 +98,7 @@ class Schedule:
         row_blocks: blocks that cover the rows of one batch element.
         splits, span: the columns are cut into ``splits`` ranges of ``span``.
         blocks: blocks of the whole call.
-        shared: bytes of shared memory of a block.
+        shared: bytes of shared memory of a block: of a tile, and of the queues before lists in registers.
         scratch: numbers (or pairs of a number and an index, for KMin) of partial results.
         packed_rows, packed_cols: numbers of packed slots.
     """
@@ -144,7 +143,7 @@ class Shape:
 
 def _state_words(f: Facts, chunk: int) -> int:
     if f.core == "KMin" and f.k <= REGISTER_LIST:
-        return 2 * f.k
+        return 2 * f.k + 1
     fixed, each = STATES[f.core].words
     return fixed + each * chunk
 
@@ -186,6 +185,7 @@ def _candidates(f: Facts, itemsize: int, most_rows: int) -> Iterator[Shape]:
         if rows <= most_rows and cols * itemsize <= 32 and (_may_pack if memory else _may_keep)(f, s, itemsize):
             code = (f.rolled if memory else f.fixed.instructions) + chunk * f.each.instructions
             small = registers(f, s, itemsize) <= MAX_REGISTERS and rows * cols * code <= MAX_CODE
+            small = small and not (lists and f.k <= REGISTER_LIST and rows * f.k > MOST_PLACES)
             few = rows * cols * itemsize <= 4 * (2 if f.slow else 32 if memory else 16)  # more take long to compile
             if (small and few) or rows == cols == chunk == 1:
                 yield s
@@ -195,8 +195,8 @@ def _may_keep(f: Facts, s: Shape, itemsize: int) -> bool:
     """Whether row slots may live in registers: indexed by constants, in loops that are unrolled, and not too many."""
     if s.chunk < f.dim and f.row_by_component:
         return False
-    if f.core == "KMin" and f.k > FEW_PLACES and s.rows > 1:
-        return False  # a thread inserts into one list at a time, while its other rows wait
+    if f.core == "KMin" and f.k > REGISTER_LIST and s.rows > 1:
+        return False  # a thread inserts into one heap at a time, while its other rows wait
     # measured: two rows and more columns are faster than four rows, for every core
     return s.rows <= 2 and s.rows * f.n_row * itemsize <= 4 * ROW_WORDS
 
@@ -219,7 +219,7 @@ def warp_shape(f: Facts, itemsize: int, m: int) -> Shape | None:
         return None
     if f.dim > 1 and f.row_by_component:
         return None
-    if f.k <= REGISTER_LIST and m > FEW_ROWS_OF_LISTS:
+    if f.k <= REGISTER_LIST and (m > FEW_ROWS_OF_LISTS or f.n_row > FEW_SLOTS_OF_LISTS):
         return None
     slots = _up(f.k, 32)
     rows = cols = 1
@@ -280,11 +280,13 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
         raise ValueError(f"m, n and batch must be at least 1; got {m}, {n}, {batch}")
     warp = warp_shape(f, itemsize, m)
     s = warp or s or shape(f, itemsize, _most_rows(m))
-    place = "warp" if warp else "registers" if f.k <= REGISTER_LIST else "heap"
+    place = "" if f.core != "KMin" else "warp" if warp else "registers" if f.k <= REGISTER_LIST else "heap"
     chunks = _up(f.dim, s.chunk)
     row_blocks = _up(m, (THREADS // 32 if warp else THREADS) * s.rows)
     splits, span = _split(n, row_blocks * chunks * batch, f, device)
-    tile, shared = tile_of(f.n_col, s.cols, itemsize, device.shared)
+    index = 8 if n > 2**31 - 1 else 4
+    queues = THREADS * s.rows * (s.cols + QUEUE) * (itemsize + index) if place == "registers" else 0
+    tile, shared = tile_of(f.n_col, s.cols, itemsize, device.shared - queues)
     in_memory = shared == 0 and f.n_col > 0
     results = batch * chunks * m * splits if splits > 1 else 0
     return Schedule(
@@ -297,13 +299,13 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
         rows_in_memory=s.rows_in_memory,
         cols_in_memory=in_memory,
         unroll=64 if not s.rows_in_memory else min(64, max(8, 64 // (s.rows * s.cols), s.chunk, f.stored)),
-        list=place if f.core == "KMin" else "",
-        long_index=n > 2**31 - 1,
+        list=place,
+        long_index=index == 8,
         row_blocks=row_blocks,
         splits=splits,
         span=span,
         blocks=row_blocks * splits * chunks * batch,
-        shared=shared,
+        shared=shared + queues,
         scratch=results * (f.k if f.core == "KMin" else _saved(f.core, s.chunk)),
         packed_rows=batch * row_blocks * THREADS * s.rows * f.n_row if s.rows_in_memory else 0,
         packed_cols=batch * _up(n, s.cols) * s.cols * (f.n_col | 1) if in_memory else 0,

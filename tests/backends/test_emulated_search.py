@@ -11,6 +11,7 @@ import torch
 
 from kernops.backends import cuda, driver, pruned_cuda
 from kernops.codegen import instantiate
+from kernops.codegen import schedule as scheduling
 from kernops.codegen.facts import facts
 from kernops.codegen.schedule import Device, schedule
 from kernops.codegen.searching import searching
@@ -110,6 +111,24 @@ def test_against_a_table(name: str) -> None:
         want = table(x, y, k)
         assert_same(pruned(x, y, k), want)
         assert_same(compared(x, y, k), want)
+
+
+@pytest.mark.parametrize(("k", "constants", "place"), [
+    (7, {"FEW_ROWS_OF_LISTS": 0}, "registers"), (40, {"WARP_LIST": 0, "REGISTER_LIST": 16}, "heap"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["normal", "copies", "integers", "infinite", "offset"])
+def test_lists_of_threads(
+    name: str, k: int, constants: dict[str, int], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one row a thread and with two, whole blocks and parts of them."""
+    for constant, value in constants.items():
+        monkeypatch.setattr(scheduling, constant, value)
+    for m, rows in ((150, 1), (300, 2)):
+        x, y = clouds(name, m, 700, 3)
+        monkeypatch.setattr(scheduling, "ROWS_FOR_EACH", m // rows)
+        s = schedule(facts(plan_of(3, k)), m, 700, 1, 4, DEVICE)
+        assert s.list == place and s.rows in (1, rows)
+        assert_same(compared(x, y, k), table(x, y, k))
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 1024, 1025, 32 * 1024 + 1])  # where a level is full

@@ -69,9 +69,11 @@ def test_invariants(f: Facts, m: int, n: int, batch: int, itemsize: int, device:
     assert s.tile % step == 0 and s.span % s.cols == 0
     assert all(x & (x - 1) == 0 for x in (s.rows, s.cols))
     # a tile fits; packed columns are used where none would
-    assert s.shared <= device.shared and s.cols_in_memory == (s.shared == 0)
+    queues = s.threads * s.rows * (s.cols + module.QUEUE) * (itemsize + (8 if s.long_index else 4))
+    tile = s.shared - (queues if s.list == "registers" else 0)
+    assert s.shared <= device.shared and s.cols_in_memory == (tile == 0)
     if not s.cols_in_memory:
-        assert s.shared == s.tile * (f.n_col | 1) * itemsize
+        assert tile == s.tile * (f.n_col | 1) * itemsize
     assert s.cols_in_memory or s.packed_cols == 0
     assert not s.cols_in_memory or s.packed_cols >= batch * n * f.n_col
     # registers are indexed by constants only
@@ -117,6 +119,7 @@ def test_lists_of_warps_fit_in_registers(f: Facts, m: int, n: int, itemsize: int
 ])  # fmt: skip
 def test_who_keeps_the_lists(k: int, m: int, place: str) -> None:
     assert schedule(facts(gaussian(3, core="KMin", k=k)), m, 100_000, 1, 4, H200).list == place
+    assert schedule(facts(gaussian(12, core="KMin", k=k)), m, 100_000, 1, 4, H200).list != "warp" or k > 16
     assert schedule(facts(gaussian(100, core="KMin", k=k)), m, 100_000, 1, 4, H200).list != "warp"
 
 
