@@ -8,6 +8,8 @@
 //   D             number of coordinates
 //   ROWS, COLS    numbers of the variables that hold the rows' and the columns' points
 //   Key           long long or int, the type of a key
+//   Search        kn::SearchArguments of its Arguments
+//   K             columns that are searched for each row
 //   LEVELS        of boxes: those of the lowest are around FAN columns each, all others around FAN boxes of the level below
 #pragma once
 

@@ -1,8 +1,8 @@
 // The K smallest values of a row and their columns, in a list that a whole warp keeps: a value is put in its place by one
 // vote and one shuffle. Lists of up to 32 places cost two registers a lane, so that a warp has those of several rows.
 //
-// In `reduce_lists` a warp takes R rows and 32 Q columns at a time, Q for each lane. The bounds of the rows refuse nearly
-// all columns by one comparison and a vote.
+// In `reduce_lists`, the configuration of which has a WarpList as its State, a warp takes R rows and 32 Q columns at a
+// time, Q for each lane. The bounds of the rows refuse nearly all columns by one comparison and a vote.
 #pragma once
 
 namespace kn {
@@ -123,7 +123,7 @@ struct LaneColumns {
 /// @param j number of the lane's first column
 /// @param left columns from j on, if not FULL
 template <class G, bool FULL>
-KN_FN void take_columns(const WarpRows<G>& x, const typename G::T* first, int c0, typename G::List (&list)[G::R],
+KN_FN void take_columns(const WarpRows<G>& x, const typename G::T* first, int c0, typename G::State (&list)[G::R],
                         typename G::T (&limit)[G::R], typename G::I j, int left) {
     typedef typename G::T T;
     constexpr int R = G::R, Q = G::Q;
@@ -177,7 +177,7 @@ KN_FN void reduce_lists(const typename G::Arguments& a) {
 
     In<G> in(a, w.batch);
     T x[R][F::NROW ? F::NROW : 1];
-    typename G::List list[R];
+    typename G::State list[R];
     T limit[R];
     KN_UNROLL_ALL
     for (int r = 0; r < R; ++r) {

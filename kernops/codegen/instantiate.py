@@ -77,7 +77,7 @@ def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
         f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)}, MATRIX = false;",
         "    static constexpr int K = F::K;",
         f"    typedef {_LISTS.get(s.list, f'{plan.core}<T, I, C>')} State;",
-        f"    typedef State List; typedef kn::{RESULTS[plan.core]}<State> Results;",
+        f"    typedef kn::{RESULTS[plan.core]}<State> Results;",
         "    typedef kn::Arguments<F::NVARS, BATCH> Arguments;",
         f"    KN_FN static bool scalar(int k) {{ return {scalar_text(plan)}; }}",
         "};",

@@ -1,5 +1,4 @@
-"""The CUDA kernels of ``kernops.geometric`` and of the search of nearest points in many dimensions on the processor:
-their own sources, compiled by g++ (``intrinsics.h``), but for the two headers that consist of PTX.
+"""The CUDA kernels on the processor: their own sources, compiled by g++ (``intrinsics.h``), but for headers of PTX.
 
 Each thread of a block is a fiber (``runtime.cpp``); lanes, warps and blocks run in random order. A launch raises
 ``RuntimeError`` where lanes or warps part at a barrier, where a kernel touches what is neither in a tensor of the call
