@@ -24,7 +24,7 @@ from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
 from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
-from . import driver, nvrtc, pruned_cuda, tune
+from . import driver, nearest, nvrtc, pruned_cuda, tune
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
@@ -154,12 +154,16 @@ def arch_of(capability: tuple[int, int]) -> str:
 def _prepare(key: tuple) -> Call:
     """The launch of a key; called with the device current."""
     plan, dtype, index, m, n, sizes = key
-    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device_facts(index))
-    # what stands in for the matrix units is not worth measuring
-    search = pruned_cuda.wanted(key)
-    if search is not None:
-        call: Call = pruned_cuda.prepare(key, _model_schedule(key), search)
-    else:
+    device = device_facts(index)
+    pruned = pruned_cuda.wanted(key)
+    search = nearest.search(plan, index, arch_of(device.arch), device, m, n, sizes) if dtype == torch.float32 else None
+    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device)
+    call: Call
+    if pruned is not None:
+        call = pruned_cuda.prepare(key, _model_schedule(key), pruned)
+    elif search is not None:
+        call = search
+    else:  # what stands in for the matrix units is not worth measuring
         call = _built(key, _model_schedule(key) if by_matrix else _schedule(key), by_matrix)
     if len(_launches) >= _KEPT:
         _launches.clear()

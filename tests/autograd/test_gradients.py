@@ -213,6 +213,18 @@ def test_a_scalar_sum_takes_two_passes_for_its_value_and_all_gradients(passes, b
     assert passes[-1].dim == 1, "no derivative is computed where none can be asked for"
 
 
+def test_a_gpu_shares_passes_of_few_components_only():
+    """More are left to its matrix units."""
+    gpu, cpu = (derivatives_module.fused_width(torch.device(name)) for name in ("cuda", "cpu"))
+    assert gpu < cpu
+    for dim, together in ((gpu - 1, True), (gpu, False)):
+        square = apply("SqDist", var(CAT_I, 0, dim), var(CAT_J, 1, dim))
+        plan = make_plan("Sum", mul(apply("Exp", neg(square)), var(CAT_J, 2, 1)))
+        assert (derivatives_module.slopes(plan, (True, True, True), gpu) is not None) == together
+        assert len(derivatives_module.gradient_passes(plan, (1, 2), (True,), gpu)) == (1 if together else 2)
+        assert derivatives_module.slopes(plan, (False, True, True), gpu) is None
+
+
 def test_higher_derivatives_of_a_scalar_sum():
     """They do not come from what the first pass has computed, which autograd takes for a number."""
     case = Case("Sum", "gauss")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernops import formula as _fill_the_table  # noqa: F401
-from kernops.codegen import matrix_schedule, matrix_source
+from kernops.codegen import matrix_schedule, matrix_source, nearest
 from kernops.codegen.facts import facts
 from kernops.codegen.instantiate import source
 from kernops.codegen.matrix import matrix_form
@@ -146,6 +146,22 @@ def test_searches_in_double_precision() -> None:
     assert nvrtc.compile(search_source(plan, brute, searching(1, 3, 9999, 9999, 6, True), 8, 2), "sm_90a")
 
 
+@pytest.mark.parametrize("arch, dim, k", [("sm_80", 64, 10), ("sm_90a", 64, 10), ("sm_100", 64, 10), ("sm_80", 100, 64),
+                                          ("sm_90a", 1000, 33), ("sm_100", 12, 1), ("sm_89", 1000, 10)])  # fmt: skip
+def test_nearest_points_in_many_dimensions(arch: str, dim: int, k: int) -> None:
+    version = {**ARCHS, "sm_89": (8, 9)}[arch]
+    s = nearest.schedule(dim, k, 10**5, 10**5, 1, Device(MULTIPROCESSORS, SHARED.get(version, 101376), version))
+    assert s is not None
+    _, log = nvrtc.report(nearest.source(s, 0), arch, ("--ptxas-options=-v",))
+    assert "warning" not in log, log
+    found = resources(log)
+    assert found.keys() == {f"kn_{name}" for name in nearest.KERNELS}
+    for name, (registers, *spills) in found.items():
+        assert spills == [0, 0, 0], name
+        blocks = nearest.AT_A_TIME.get(name.removeprefix("kn_"), 1)
+        assert registers * blocks * nearest.threads(s, name.removeprefix("kn_")) <= 65536
+
+
 def test_batch_dimensions_and_small_problems() -> None:
     assert compiled(of_core("Sum"), size=10, batch_dims=6)
     assert compiled(of_core("KMin"), size=2000, batch_dims=2)
@@ -170,12 +186,14 @@ def test_every_vector_op() -> None:
 
 def matrix_plans() -> list[Plan]:
     b = var(CAT_J, 2, 1)
+    gauss = mul(apply("Exp", neg(sqdist(16))), b)
     laplacian = [mul(apply("Exp", neg(apply("Sqrt", sqdist(d)))), b) for d in (16, 64, 128)]
     return [
         *(of_core("Sum", d, e) for d, e in ((3, 1), (11, 3), (16, 1), (64, 1), (128, 1), (200, 1), (1000, 1))),
         *(of_core("Sum", d, e) for d, e in ((3, 8), (3, 16), (3, 64), (64, 16), (64, 100), (200, 32))),
         *(gradient(d) for d in (8, 64, 200)), *(make_plan("Sum", root) for root in laplacian),
         *(of_core("LogSumExp", d) for d in (16, 64, 300)), of_core("SumSoftMaxWeight", 64, 3),
+        make_plan("Sum", apply("Concat", gauss, mul(gauss, sqdist(16))), first=1),
     ]  # fmt: skip
 
 
@@ -204,7 +222,7 @@ def test_headers_are_all_used_and_all_known() -> None:
     from kernops.geometric.kernels import source as geometric
 
     names = {p.name for p in nvrtc.HEADERS.glob("*.cuh")}
-    assert names == {*HEADERS, *MATRIX_HEADERS, *geometric.HEADERS}
+    assert names == {*HEADERS, *MATRIX_HEADERS, *geometric.HEADERS, *nearest.HEADERS}
     for path in nvrtc.HEADERS.glob("*.cuh"):
         included = set(re.findall(r"#\s*include\s*(\S+)", path.read_text()))
         allowed = {f'"{name}"' for name in names} if path.name in geometric.HEADERS else set()

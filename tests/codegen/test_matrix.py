@@ -102,6 +102,18 @@ def test_what_does_not_fit_is_refused(plan: Plan) -> None:
     assert matrix_schedule(plan, 10**5, 10**5, 1, 4, H100) is None
 
 
+def test_two_results() -> None:
+    """A value and its derivative by a parameter, as the first pass of a training step computes them."""
+    f = mul(apply("Exp", neg(mul(P, S))), B)
+    plan = make_plan("Sum", apply("Concat", f, mul(f, S)), first=1)
+    form = matrix_form(plan)
+    assert form is not None and not form.wide
+    assert "FIRST = 1;" in emit_matrix(plan, form)
+    wide = mul(apply("Exp", neg(S)), var(CAT_J, 2, 8))
+    assert matrix_form(make_plan("Sum", wide)) is not None
+    assert matrix_form(make_plan("Sum", wide, first=3)) is None, "its kernel writes one result"
+
+
 def test_wide_results() -> None:
     form = matrix_form(gaussian(20, 16))
     assert form is not None and form.wide and form.moment == 0 and form.rhs is not None and form.rhs.dim == 16
@@ -201,14 +213,14 @@ def test_squares_of_split_points_obey_the_bound(d: int, seed: int, size: float, 
     """What is dropped and rounded, in exact sums of the products: below the first five of EPSILON."""
     g = np.random.default_rng(seed)
     draw = g.standard_cauchy if heavy else g.standard_normal
-    x = np.float32(size * draw((20, d)))
-    y = np.float32(near * x + size * 0.1 * draw((20, d)))
+    x = (size * draw((20, d))).astype(np.float32)
+    y = (near * x + size * 0.1 * draw((20, d))).astype(np.float32)
     largest = max(np.abs(x).max(), np.abs(y).max())
     scale = np.float32(2.0 ** (7 - np.floor(np.log2(largest))))
     (xh, xl), (yh, yl) = split(x * scale), split(y * scale)
     xh, xl, yh, yl = (v.astype(np.float64) for v in (xh, xl, yh, yl))
     product = xh @ yh.T + xh @ yl.T + xl @ yh.T
-    nx, ny = (np.float32((v.astype(np.float64) ** 2).sum(1)).astype(np.float64) for v in (x, y))
+    nx, ny = ((v.astype(np.float64) ** 2).sum(1).astype(np.float32).astype(np.float64) for v in (x, y))
     got = nx[:, None] + ny[None] - 2 * product / np.float64(scale) ** 2
     want = ((x[:, None].astype(np.float64) - y[None]) ** 2).sum(-1)
     floor = d * (2.0**-24 / np.float64(scale)) * 2 * largest * 2  # of the lower halves

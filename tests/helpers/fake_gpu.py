@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from kernops import backends
-from kernops.backends import cuda, driver, nvrtc, pruned_cuda
+from kernops.backends import cuda, driver, nearest, nvrtc, pruned_cuda
 from kernops.codegen.schedule import Device
 
 #: Modules of the CUDA back end that allocate.
-MODULES = (cuda, pruned_cuda)
+MODULES = (cuda, nearest, pruned_cuda)
 H200 = Device(132, 232448, (9, 0))
 
 

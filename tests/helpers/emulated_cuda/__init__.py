@@ -1,4 +1,5 @@
-"""The CUDA kernels of ``kernops.geometric`` on the processor: their own sources, compiled by g++ (``intrinsics.h``).
+"""The CUDA kernels of ``kernops.geometric`` and of the search of nearest points in many dimensions on the processor:
+their own sources, compiled by g++ (``intrinsics.h``), but for the two headers that consist of PTX.
 
 Each thread of a block is a fiber (``runtime.cpp``); lanes, warps and blocks run in random order. A launch raises
 ``RuntimeError`` where lanes or warps part at a barrier, where a kernel touches what is neither in a tensor of the call
@@ -23,6 +24,7 @@ import pytest
 import torch
 
 from kernops.backends import cache
+from kernops.codegen import nearest
 from kernops.codegen.instantiate import HEADERS
 from kernops.geometric.kernels import cuda
 from kernops.geometric.kernels import source as geometric
@@ -30,7 +32,7 @@ from tests.geometric.cases import At
 
 _HERE = Path(__file__).parent
 _KERNELS = Path(cuda.__file__).parents[2] / "cuda"
-_HEADERS = ("math.cuh", *geometric.HEADERS, *(name for name in HEADERS if name != "math.cuh"))
+_HEADERS = ("math.cuh", *geometric.HEADERS, *(name for name in HEADERS if name != "math.cuh"), *nearest.HEADERS)
 _SONAME = "libkernops-emulated-cuda.so"
 
 #: PTX in the headers -> the same in C++.
@@ -91,7 +93,10 @@ def _headers() -> dict[str, str]:
     for ptx, text in _PTX.items():
         assert ptx in texts["rows.cuh"], f"rows.cuh no longer has {ptx}"
         texts["rows.cuh"] = texts["rows.cuh"].replace(ptx, text)
-    return {name: text.replace(*_DYNAMIC) for name, text in texts.items()}
+    texts = {name: text.replace(*_DYNAMIC) for name, text in texts.items()}
+    for name in ("nearest_ptx", "nearest_hopper"):
+        texts[f"{name}.cuh"] = (_HERE / f"{name}.h").read_text(encoding="utf-8")
+    return texts
 
 
 def _compiled(text: str, files: dict[str, str], flags: tuple[str, ...], libraries: tuple[str, ...] = ()) -> Path:

@@ -18,7 +18,7 @@
 namespace emulated {
 
 typedef unsigned long long Bits;
-enum Operation { SYNC, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, MATCH };
+enum Operation { SYNC, SHUFFLE, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN, BALLOT, MATCH, GATHER };
 
 /// Memory that a kernel may touch.
 struct Range {
@@ -44,6 +44,8 @@ void block_barrier();
 Bits exchange(unsigned mask, Operation operation, Bits given, int from);
 unsigned ballot(unsigned mask, bool given);
 unsigned match(unsigned mask, int given);
+/// @return what the lanes of the warp gave, `size` bytes each, one after the other; good until the operation after the next
+const void* gather_bytes(const void* given, int size);
 
 template <class T>
 inline T shuffle(unsigned mask, Operation operation, T given, int from) {
@@ -53,6 +55,10 @@ inline T shuffle(unsigned mask, Operation operation, T given, int from) {
     bits = exchange(mask, operation, bits, from);
     memcpy(&given, &bits, sizeof given);
     return given;
+}
+template <class T>
+inline const T* gather(const T& given) {
+    return static_cast<const T*>(gather_bytes(&given, sizeof given));
 }
 
 }  // namespace emulated
@@ -68,7 +74,12 @@ struct __attribute__((aligned(8))) int2 {
 static inline int2 make_int2(int x, int y) { return {x, y}; }
 
 static inline void __syncthreads() { emulated::block_barrier(); }
+static inline void __threadfence() {}
 static inline void __syncwarp() { emulated::exchange(0xffffffffu, emulated::SYNC, 0, 0); }
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int from) {
+    return emulated::shuffle(mask, emulated::SHUFFLE, value, from & 31);
+}
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int offset) {
     return emulated::shuffle(mask, emulated::SHUFFLE_XOR, value, (threadIdx.x % 32) ^ offset);
@@ -82,10 +93,6 @@ template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, int offset) {
     const int lane = threadIdx.x % 32;
     return emulated::shuffle(mask, emulated::SHUFFLE_DOWN, value, lane + offset > 31 ? lane : lane + offset);
-}
-template <class T>
-static inline T __shfl_sync(unsigned mask, T value, int from) {
-    return emulated::shuffle(mask, emulated::SHUFFLE, value, from % 32);
 }
 static inline bool __any_sync(unsigned mask, bool value) { return emulated::ballot(mask, value) != 0; }
 static inline unsigned __ballot_sync(unsigned mask, bool value) { return emulated::ballot(mask, value); }

@@ -6,6 +6,7 @@
 #include "intrinsics.h"
 
 #undef alignas
+#include <link.h>
 #include <sys/mman.h>
 
 #include <stdarg.h>
@@ -61,6 +62,8 @@ struct Variable {
 };
 
 Fiber fibers[MOST_THREADS];
+constexpr int MOST_GIVEN = 32;  // bytes
+alignas(16) char gathered[2][MOST_THREADS * MOST_GIVEN];  // likewise
 Bits given[2][MOST_THREADS];  // by the parity of a warp's turns: a lane may be one operation ahead of another
 char* stacks;
 void* scheduler;
@@ -194,6 +197,7 @@ void check(const char* p, size_t n, const char* what) {
         const auto& [begin, variable] = *--next;
         if (holds(begin, variable.end, p, n)) return;
     }
+    if (holds(gathered[0], gathered[2], p, n)) return;
     const Range* nearest = nullptr;
     for (const Range* r = now->ranges; r < now->ranges + now->n_ranges; ++r) {
         if (holds(r->begin, r->end, p, n)) {
@@ -291,6 +295,17 @@ unsigned match(unsigned mask, int value) {
     return lanes;
 }
 
+const void* gather_bytes(const void* mine, int size) {
+    if (size > MOST_GIVEN) {
+        describe("a lane gives %d bytes", size);
+        leave();
+    }
+    char* const of_warp = gathered[fibers[current].turns++ & 1] + current / 32 * 32 * MOST_GIVEN;
+    memcpy(of_warp + current % 32 * size, mine, size);
+    join(0xffffffffu, GATHER);
+    return of_warp;
+}
+
 }  // namespace emulated
 
 // --- what the compiler calls -----------------------------------------------------------------------------------------
@@ -315,11 +330,25 @@ struct Global {
     size_t indicator;
 };
 
+/// Whether an address in a library can be written to.
+static bool writable(const char* p) {
+    const auto holds = [](dl_phdr_info* library, size_t, void* address) {
+        for (int k = 0; k < library->dlpi_phnum; ++k) {
+            const auto& part = library->dlpi_phdr[k];
+            const size_t at = reinterpret_cast<size_t>(address) - library->dlpi_addr - part.p_vaddr;
+            if (part.p_type == PT_LOAD && at < part.p_memsz) return part.p_flags & PF_W ? 1 : 2;
+        }
+        return 0;
+    };
+    return dl_iterate_phdr(holds, const_cast<char*>(p)) == 1;
+}
+
 void __asan_register_globals(const Global* globals, size_t n) {
     static int library = 0;
     ++library;
     for (const Global* g = globals; g < globals + n; ++g) {
-        const bool constant = g->name[0] == '*' || !strcmp(g->name, "emulated_arguments");  // literals start with *
+        // literals start with *
+        const bool constant = g->name[0] == '*' || !strcmp(g->name, "emulated_arguments") || !writable(g->begin);
         emulated::variables[g->begin] = {g->begin + g->size, !constant, library};
     }
 }
