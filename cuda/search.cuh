@@ -28,14 +28,14 @@ KN_FN unsigned warp_least_key(unsigned key) {
 
 /// The coordinates of a point, or their differences.
 template <class T, int D>
-struct Coordinates {
+struct Point {
     T x[D];
     KN_FN Pack<T, 1> operator[](int s) const { return {{x[s]}}; }
 };
 
 /// The value of a pair. Not inlined, so that values and lower bounds are computed by the very same instructions.
 template <class G>
-KN_SLOW typename G::T pair_value(Coordinates<typename G::T, G::D> x, Coordinates<typename G::T, G::D> y) {
+KN_SLOW typename G::T pair_value(Point<typename G::T, G::D> x, Point<typename G::T, G::D> y) {
     Pack<typename G::T, 1> v[1];
     G::F::template pair<1, Pack<typename G::T, 1>>(x, y, 0, v);
     return v[0].v[0];
@@ -50,9 +50,9 @@ KN_SLOW typename G::T pair_value(Coordinates<typename G::T, G::D> x, Coordinates
 /// monotonic in each |t|. So the bound is not greater than the value; and for a box of equal points it is their value, so
 /// that equals are told by their numbers. A gap of NaN, of infinite coordinates, counts as 0; such pairs are never chosen.
 template <class G>
-KN_FN typename G::T lower_bound(const Coordinates<typename G::T, G::D>& row, const Box<typename G::T, G::D>& box) {
+KN_FN typename G::T lower_bound(const Point<typename G::T, G::D>& row, const Box<typename G::T, G::D>& box) {
     typedef typename G::T T;
-    Coordinates<T, G::D> gap, zero;
+    Point<T, G::D> gap, zero;
     KN_UNROLL_ALL
     for (int d = 0; d < G::D; ++d)
         gap.x[d] = greater(greater(box.lower[d] - row.x[d], row.x[d] - box.upper[d]), T(0)), zero.x[d] = T(0);
@@ -69,11 +69,11 @@ struct RowSearch {
     const Boxes<G> boxes;
     const T* points;
     const int* index;
-    Coordinates<T, D> row;
+    Point<T, D> row;
     WarpList<T, int, G::K> list;
     long long work;  // boxes looked at
 
-    KN_FN RowSearch(const typename G::Search& s, long long batch, const Coordinates<T, D>& x)
+    KN_FN RowSearch(const typename G::Search& s, long long batch, const Point<T, D>& x)
         : boxes(s, batch), row(x), work(0) {
         points = static_cast<const T*>(s.points) + batch * s.blocks * (D * FAN);
         index = s.index + batch * s.blocks * FAN;
@@ -83,7 +83,7 @@ struct RowSearch {
     KN_FN void look(int block) {
         const int lane = threadIdx.x % 32;
         const T* const first = points + static_cast<long long>(block) * (D * FAN) + lane;
-        Coordinates<T, D> y;
+        Point<T, D> y;
         KN_UNROLL_ALL
         for (int d = 0; d < D; ++d) y.x[d] = first[d * FAN];
         const int column = index[static_cast<long long>(block) * FAN + lane];
@@ -128,7 +128,7 @@ KN_FN void search_rows(const typename G::Search& s) {
     const long long batch = number / s.a.m;
     In<G> in(s.a, batch);
     in.index = s.order[1][number];
-    Coordinates<T, D> x;
+    Point<T, D> x;
     bool valid = true;
     KN_UNROLL_ALL
     for (int d = 0; d < D; ++d) x.x[d] = in.at(G::ROWS, d), valid = valid && x.x[d] == x.x[d];
