@@ -123,12 +123,12 @@ KN_FN void centre(const typename G::Arguments& a) {
 
 /// A point: component d of a row or column, centred.
 template <class G>
-struct Point {
+struct CentredPoint {
     In<G> in;
     const float* centre;
     bool row;
 
-    KN_FN Point(const typename G::Arguments& a, long long batch, long long index, bool is_row)
+    KN_FN CentredPoint(const typename G::Arguments& a, long long batch, long long index, bool is_row)
         : in(a, batch), centre(Panels<G>::centre(Panels<G>::survey(a, batch))), row(is_row) {
         in.index = index;
     }
@@ -161,7 +161,7 @@ KN_FN void survey(const typename G::Arguments& a) {
     const bool is_pair = k >= a.m + a.n, is_row = !is_pair && k < a.m;
     unsigned largest = 0, norm_bits = 0, slope = 0;
     if (!is_pair) {
-        const Point<G> p(a, batch, is_row ? k : k - a.m, is_row);
+        const CentredPoint<G> p(a, batch, is_row ? k : k - a.m, is_row);
         float norm = 0;
         for (int d = lane; d < P::LENGTH; d += LANES) {
             const float v = p(d);
@@ -178,7 +178,7 @@ KN_FN void survey(const typename G::Arguments& a) {
     if (is_pair) {
         const long long q = k - a.m - a.n;
         const unsigned hash = static_cast<unsigned>(q) * 2654435761u;
-        const Point<G> x(a, batch, q * a.m / P::PAIRS, true), y(a, batch, static_cast<long long>(hash) * a.n >> 32, false);
+        const CentredPoint<G> x(a, batch, q * a.m / P::PAIRS, true), y(a, batch, static_cast<long long>(hash) * a.n >> 32, false);
         float square = 0, both = 0;
         for (int d = lane; d < P::LENGTH; d += LANES) {
             const float u = x(d), v = y(d), w = u - v;
@@ -223,7 +223,7 @@ KN_FN float tf32_of(float x) {
 /// The right-hand sides of a column, as the second product of `matrix_wide.cuh` reads them: for every chunk of components,
 /// eight columns and eight components, a lane's numbers of two columns, each in an upper and a lower part.
 template <class G>
-KN_FN void pack_rhs(const Point<G>& p, float* to, int place, int lane, bool real) {
+KN_FN void pack_rhs(const CentredPoint<G>& p, float* to, int place, int lane, bool real) {
     typedef Panels<G> P;
     constexpr int TILES = G::C / 8;
     for (int c = lane; c < G::C * G::CHUNKS; c += P::LANES) {
@@ -255,7 +255,7 @@ KN_FN void pack(const typename G::Arguments& a) {
     Survey* s = P::survey(a, batch);
     char* to = is_row ? P::panel(a, batch, index / P::POINTS) : P::tile(a, batch, index / P::POINTS);
     const float scale = P::TIGHT ? sqrt(__uint_as_float(s->slope)) : P::scale(s);
-    const Point<G> p(a, batch, real ? index : 0, is_row);
+    const CentredPoint<G> p(a, batch, real ? index : 0, is_row);
     float norm = 0, scaled_norm = 0;
     if constexpr (P::TIGHT) {
         char* chunk = to;

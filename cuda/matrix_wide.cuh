@@ -167,7 +167,7 @@ KN_FN void finish_wide(const typename G::Arguments& a) {
         if (F::MOMENT) add_compensated(weight, weight_low, partial[s * STRIDE + F::DIM]);
     }
     sum += low, weight += weight_low;
-    const Point<G> p(a, batch, row, true);
+    const CentredPoint<G> p(a, batch, row, true);
     if (F::MOMENT) sum = F::MOMENT * (p(c) * weight - sum);
     float x[F::NROW ? F::NROW : 1];
     F::template row<float>(p.in, &x[0]);
