@@ -92,27 +92,30 @@ def test_kernels_stay_within_their_registers_and_spill_nothing(name: str, arch: 
     assert max(used.registers for used in found.values()) <= most_others + SLACK
 
 
-#: The same of sums on matrix units: name -> (plan, registers of the kernel that multiplies, of any other).
-MATRIX_REGISTERS: dict[str, tuple[Callable[[], Plan], tuple[int, int, int], int]] = {
-    "gaussian D=3": (lambda: gaussian(3), (88, 94, 88), 56),
-    "gaussian D=3 E=16": (lambda: gaussian(3, 16), (133, 110, 122), 56),
-    "gaussian D=16": (lambda: gaussian(16), (168, 128, 200), 56),
-    "gaussian D=64": (lambda: gaussian(64), (174, 128, 226), 58),
-    "gaussian D=64 E=16": (lambda: gaussian(64, 16), (205, 207, 233), 58),
-    "gaussian D=1000": (lambda: gaussian(1000), (214, 152, 250), 86),
-    "gradient D=64": (lambda: gradient(64), (223, 195, 241), 58),
-    "logsumexp D=64": (lambda: make_plan("LogSumExp", neg(_distance(64))), (178, 128, 230), 58),
-    "softmax D=64": (lambda: softmax(64), (184, 166, 236), 58),
+#: The same of the templates for many pairs of a kind, by the beginning of their main kernels' names: name -> (template,
+#: plan, registers of the main kernel, of any other).
+OTHER_REGISTERS: dict[str, tuple[str, Callable[[], Plan], tuple[int, int, int], int]] = {
+    "nearest 10 D=64": ("nearest_list", lambda: nearest(64, 10), (223, 110, 240), 226),
+    "search 10 D=3": ("search", lambda: nearest(3, 10), (55, 55, 66), 64),
+    "gaussian D=3": ("matrix", lambda: gaussian(3), (88, 94, 88), 56),
+    "gaussian D=3 E=16": ("matrix", lambda: gaussian(3, 16), (133, 110, 122), 56),
+    "gaussian D=16": ("matrix", lambda: gaussian(16), (168, 128, 200), 56),
+    "gaussian D=64": ("matrix", lambda: gaussian(64), (174, 128, 226), 58),
+    "gaussian D=64 E=16": ("matrix", lambda: gaussian(64, 16), (205, 207, 233), 58),
+    "gaussian D=1000": ("matrix", lambda: gaussian(1000), (214, 152, 250), 86),
+    "gradient D=64": ("matrix", lambda: gradient(64), (223, 195, 241), 58),
+    "logsumexp D=64": ("matrix", lambda: make_plan("LogSumExp", neg(_distance(64))), (178, 128, 230), 58),
+    "softmax D=64": ("matrix", lambda: softmax(64), (184, 166, 236), 58),
 }
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", MATRIX_REGISTERS)
-def test_kernels_on_matrix_units(name: str, arch: str) -> None:
-    build, most, most_others = MATRIX_REGISTERS[name]
-    report = explain_plan(Problem(build(), POINTS, POINTS, 1, torch.float32, arch))
-    assert report.template.startswith("matrix")
+@pytest.mark.parametrize("name", OTHER_REGISTERS)
+def test_kernels_of_other_templates(name: str, arch: str) -> None:
+    main, build, most, most_others = OTHER_REGISTERS[name]
+    points = 10 * POINTS if main == "search" else POINTS
+    report = explain_plan(Problem(build(), points, points, 1, torch.float32, arch))
     assert not [kernel for kernel, used in report.kernels.items() if used.spills], report.kernels
-    main = {kernel for kernel in report.kernels if kernel.startswith("kn_matrix")}
-    assert max(report.kernels[kernel].registers for kernel in main) <= most[ARCHS.index(arch)] + SLACK
-    assert max(report.kernels[kernel].registers for kernel in report.kernels.keys() - main) <= most_others + SLACK
+    mains = {kernel for kernel in report.kernels if kernel.startswith(f"kn_{main}")}
+    assert max(report.kernels[kernel].registers for kernel in mains) <= most[ARCHS.index(arch)] + SLACK
+    assert max(report.kernels[kernel].registers for kernel in report.kernels.keys() - mains) <= most_others + SLACK

@@ -119,6 +119,25 @@ def test_sums_on_matrix_units(d, e, bound):
         assert plain.template.startswith("tile"), other
 
 
+def test_the_pruned_search_on_a_gpu():
+    search = Genred("SqDist(X,Y)", ["X = Vi(3)", "Y = Vj(3)"], "ArgKMin", axis=1, opt_arg=10)
+    report = search.explain(shape=(1_000_000, 1_000_000), device="sm_90", compile=False)
+    assert report.template.startswith("pruned") and report.schedule["k"] == 10
+    assert "tries first" in str(report) and report.floor_ms is None
+    assert not search.explain(shape=(1000, 1000), device="sm_90", compile=False).template.startswith("pruned")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_the_search_on_matrix_units(arch):
+    search = Genred("SqDist(X,Y)", ["X = Vi(64)", "Y = Vj(64)"], "ArgKMin", axis=1, opt_arg=10)
+    report = search.explain(shape=(100_000, 100_000), device=arch, compile=False)
+    assert report.template.startswith("nearest") and report.bound == "matrix unit"
+    assert report.schedule["k"] == 10 and "half precision" in str(report)
+    for other in ({"shape": (100, 100_000)}, {"dtype": "float64"}):
+        plain = search.explain(**{"shape": (100_000, 100_000), "device": arch, "compile": False, **other})
+        assert plain.template.startswith(("tile", "ranked")), other
+
+
 def test_long_sums_are_told():
     x = torch.rand(100, 64)
     assert "long sums over components (64)" in str(explain((-Vi(x).sqdist(Vj(x))).exp(), backend="cpu"))

@@ -130,7 +130,7 @@ class Explanation:
 #: Back end -> its templates, in the order in which it tries them: functions ``(problem) -> Told | None``, by module and
 #: name, so that asking about one back end loads no other.
 TEMPLATES: dict[str, list[str]] = {
-    "cuda": ["matrix:matrix", "cuda:tile"],
+    "cuda": ["pruned:pruned", "nearest:nearest", "matrix:matrix", "cuda:tile"],
     "cpu": ["cpu:pruned", "cpu:brute"],
     "tiled": ["tiled:tiles"],
 }

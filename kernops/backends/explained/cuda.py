@@ -100,6 +100,19 @@ def registers_of(source: str, arch: tuple[int, int]) -> tuple[Lines, dict[str, A
     return tuple((name, str(used)) for name, used in found.items()), dict(found)
 
 
+#: Name of the template, by whether a warp keeps the lists of its rows.
+_TEMPLATES = {
+    False: "tile: rows in threads, tiles of columns in shared memory (cuda/tile.cuh)",
+    True: "ranked: rows and their lists in warps, tiles of columns in shared memory (cuda/ranked.cuh)",
+}
+_LISTS = {
+    "": "",
+    "registers": "in registers of a thread",
+    "heap": "a heap of a thread",
+    "warp": "in registers of a warp",
+}
+
+
 # --- cuda/tile.cuh ----------------------------------------------------------------------------------------------------
 def tile(p: Problem) -> Told:
     """The template of all reductions: a thread has a few rows, and a block shares tiles of columns."""
@@ -107,7 +120,7 @@ def tile(p: Problem) -> Told:
     device, rates = place(p.device)
     s = schedule(f, p.m, p.n, p.batch, p.itemsize, device)
     return Told(
-        template="tile: rows in threads, tiles of columns in shared memory (cuda/tile.cuh)",
+        template=_TEMPLATES[s.list == "warp"],
         schedule=_lines(s),
         reasons=tuple(_reasons(p, f, s, device)),
         rates=rates,
@@ -123,11 +136,11 @@ def _lines(s: Schedule) -> Lines:
     lines = [
         ("kernels", ", ".join(f"kn_{name}" for name in instantiate.kernels(s))),
         ("threads of a block", str(s.threads)),
-        ("rows, columns of a thread", f"{s.rows}, {s.cols} at a time"),
+        (f"rows, columns of a {'warp, lane' if s.list == 'warp' else 'thread'}", f"{s.rows}, {s.cols} at a time"),
         ("columns of a tile", columns),
         ("row terms", "in global scratch, packed before" if s.rows_in_memory else "in registers"),
         ("components at a time", f"{s.chunk}, in {s.chunks} passes" if s.chunks > 1 else str(s.chunk)),
-        ("list of a row", s.list),
+        ("list of a row", _LISTS[s.list]),
         ("splits of the columns", f"{s.splits}, of {s.span:,} columns"),
         ("blocks", f"{s.blocks:,}"),
         ("scratch", f"{s.scratch:,} numbers of partial results" if s.scratch else ""),
@@ -152,5 +165,6 @@ def _reasons(p: Problem, f: Facts, s: Schedule, device: Device) -> list[str]:
     if s.cols_in_memory:
         said.append(f"columns from memory: {f.n_col} numbers a column do not fit in shared memory")
     if s.list:
-        said.append(f"a {s.list} list: K = {f.k}, and up to {REGISTER_LIST} places stay in registers")
+        said.append(f"K = {f.k}: a thread has registers for {REGISTER_LIST} places of a list; a warp keeps "
+                    "longer ones, and those of few rows")  # fmt: skip
     return said
