@@ -186,14 +186,11 @@ def test_every_vector_op() -> None:
 
 def matrix_plans() -> list[Plan]:
     b = var(CAT_J, 2, 1)
-    gauss = mul(apply("Exp", neg(sqdist(16))), b)
-    laplacian = [mul(apply("Exp", neg(apply("Sqrt", sqdist(d)))), b) for d in (16, 64, 128)]
+    laplacian = [mul(apply("Exp", neg(apply("Sqrt", sqdist(d)))), b) for d in (64, 128)]
     return [
-        *(of_core("Sum", d, e) for d, e in ((3, 1), (11, 3), (16, 1), (64, 1), (128, 1), (200, 1), (1000, 1))),
-        *(of_core("Sum", d, e) for d, e in ((3, 8), (3, 16), (3, 64), (64, 16), (64, 100), (200, 32))),
-        *(gradient(d) for d in (8, 64, 200)), *(make_plan("Sum", root) for root in laplacian),
-        *(of_core("LogSumExp", d) for d in (16, 64, 300)), of_core("SumSoftMaxWeight", 64, 3),
-        make_plan("Sum", apply("Concat", gauss, mul(gauss, sqdist(16))), first=1),
+        *(of_core("Sum", d, e) for d, e in ((3, 1), (11, 3), (16, 1), (64, 1), (128, 1), (1000, 1))),
+        *(of_core("Sum", d, e) for d, e in ((3, 16), (3, 64), (64, 16), (200, 32))), gradient(64),
+        *(make_plan("Sum", root) for root in laplacian), of_core("LogSumExp", 64), of_core("SumSoftMaxWeight", 64, 3),
     ]  # fmt: skip
 
 
