@@ -8,11 +8,9 @@ once and kept (:class:`Launch`); a call then costs a few microseconds of Python.
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -21,10 +19,11 @@ from ..codegen import instantiate, matrix_source
 from ..codegen.facts import Facts, facts
 from ..codegen.matrix import matrix_form
 from ..codegen.matrix_schedule import POINTS, MatrixSchedule, matrix_schedule
-from ..codegen.schedule import MAX_GRID, Device, Schedule, candidates, schedule
+from ..codegen.schedule import Device, Schedule, candidates, schedule
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from . import driver, nearest, nvrtc, pruned_cuda, tune
+from .launch import Kernel, Launch, assemble, item_kernel, pieces_of
 from .layout import own_axes, strides
 
 Tensor = torch.Tensor
@@ -41,8 +40,7 @@ _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept
 _launches: dict[tuple, Call] = {}
 _kernels: dict[tuple[str, int], dict[str, int]] = {}
 _building = threading.Lock()
-#: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
-_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+#: The short way of torch's own compiler: it skips wrappers that cost more than the rest of a call.
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -241,128 +239,6 @@ def compiled(text: str, what: str, index: int, shared: dict[str, int], names: Se
         return _kernels[text, index]
 
 
-def _pieces(blocks: int) -> tuple[tuple[int, int], ...]:
-    """``(first block, blocks)`` of the launches that so many blocks take."""
-    return tuple((first, min(MAX_GRID, blocks - first)) for first in range(0, blocks, MAX_GRID))
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a call.
-
-    Attributes:
-        function: the driver's handle.
-        threads, shared: threads of a block, bytes of dynamic shared memory.
-        total: number of its work items, for the kernels that are not ``reduce``.
-        pieces: ``(first block, blocks)`` of each launch.
-    """
-
-    function: int
-    threads: int
-    shared: int
-    total: int
-    pieces: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Everything about a call but the addresses and strides of its tensors.
-
-    Attributes:
-        dtype, index: of the call; number of the device.
-        variables: ``(number, category, place in plan.variables)`` of each variable number; -1 for the last two if the
-            formula does not have it.
-        sizes: batch sizes as the kernels see them, rows, columns, and how they are cut.
-        layout: packs variables (address or number, strides) and sizes.
-        kernels: in order.
-        shape, second: shapes after the batch dimensions of the results; ``second`` with its dtype, or None.
-        scratch, offsets: bytes of scratch; where its four buffers begin.
-        survey, survey_step: bytes of the survey of all and of one batch element, if there is one (``cuda/halves.cuh``).
-        first: the launch on matrix units that is tried first, or None. It leaves a survey, and the batch elements that
-            it cannot compute, to this one, whose blocks return at once for the others: nothing waits for the GPU.
-    """
-
-    dtype: torch.dtype
-    index: int
-    variables: tuple[tuple[int, int, int], ...]
-    sizes: tuple[int, ...]
-    layout: struct.Struct
-    kernels: tuple[Kernel, ...]
-    shape: tuple[int, ...]
-    second: tuple[tuple[int, ...], torch.dtype] | None
-    scratch: int
-    offsets: tuple[int, ...]
-    survey: int = 0
-    survey_step: int = 0
-    first: Launch | None = None
-
-    def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
-        results = self.results(batch)
-        words = self._words(tensors, steps)
-        if self.first is None:
-            self.submit(words, results)
-            return results
-        survey = torch.empty(self.first.survey, dtype=torch.uint8, device=self.index)
-        self.first.submit(words, results, survey.data_ptr())
-        self.submit(words, results, survey.data_ptr())
-        return results
-
-    def submit(self, words: Sequence[float], results: tuple[Tensor, ...], survey: int = 0) -> None:
-        """Launch the kernels for tensors of these addresses and strides, with scratch of their own.
-
-        Scratch is given back to the allocator on return: later work on this stream may use it, no other.
-        """
-        base = 0
-        if self.scratch:
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.index)
-            base = scratch.data_ptr()
-        self.start(self.layout.pack(*words, *self.sizes), self.tail(results, base, survey))
-
-    def results(self, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Empty results."""
-        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=self.index),)
-        if self.second is not None:
-            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=self.index),)
-        return results
-
-    def head(self, tensors: Sequence[Input], steps: list | None) -> bytes:
-        """The arguments' variables and sizes."""
-        return self.layout.pack(*self._words(tensors, steps), *self.sizes)
-
-    def tail(self, results: tuple[Tensor, ...], base: int, survey: int = 0) -> bytes:
-        """The arguments' addresses; scratch begins at ``base``, and the survey, if there is one, at ``survey``."""
-        buffers = [base + at for at in self.offsets]
-        return _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *buffers, survey, self.survey_step)
-
-    def start(self, head: bytes, tail: bytes) -> None:
-        """Launch the kernels."""
-        stream = _stream(self.index)
-        for k in self.kernels:
-            for first, blocks in k.pieces:
-                arguments = head + RANGE.pack(first, k.total) + tail
-                driver.launch(self.index, k.function, blocks, k.threads, k.shared, stream, arguments)
-
-    def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
-        words: list[float] = []
-        none = (0,) * (len(self.sizes) - 5 + 2)
-        for number, cat, place in self.variables:
-            if place < 0:
-                words += (0, *none)
-            elif cat == CAT_SCALAR:
-                words += (tensors[number], *none)
-            elif steps is not None:
-                words += (tensors[number].data_ptr(), *steps[place])
-            elif cat == CAT_P:
-                words += (tensors[number].data_ptr(), 0, 0, *tensors[number].stride())
-            else:
-                words += (tensors[number].data_ptr(), 0, *tensors[number].stride())
-        return words
-
-
-RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
-
-
 def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     """The launch of a key on matrix units."""
     plan, _, index, m, n, sizes = key
@@ -381,12 +257,12 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     }
     own = {main: s.blocks, "centre": batch * -(-form.length // 32)}
     kernels = tuple(
-        _item_kernel(functions[name], *items[name]) if name in items
-        else Kernel(functions[name], matrix_source.threads(name, s), shared[name], 0, _pieces(own[name]))
+        item_kernel(functions[name], *items[name]) if name in items
+        else Kernel(functions[name], matrix_source.threads(name, s), shared[name], 0, pieces_of(own[name]))
         for name in matrix_source.kernels(s, form)
     )  # fmt: skip
     words = (*sizes, m, n, s.row_blocks, s.splits, s.span)
-    return _assemble(key, words, kernels, (s.partial, 0, s.rows, s.cols), s.survey, s.survey // batch)
+    return assemble(key, words, kernels, (s.partial, 0, s.rows, s.cols), s.survey, s.survey // batch)
 
 
 def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | None = None) -> Launch:
@@ -400,39 +276,10 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | 
         "merge_lists": (s.scratch, 1),
     }
     kernels = tuple(
-        Kernel(function, s.threads, s.shared, 0, _pieces(s.blocks)) if name == instantiate.main_kernel(s)
-        else _item_kernel(function, *items[name])
+        Kernel(function, s.threads, s.shared, 0, pieces_of(s.blocks)) if name == instantiate.main_kernel(s)
+        else item_kernel(function, *items[name])
         for name, function in functions.items()
     )  # fmt: skip
     scratch = (s.scratch * item, s.scratch * 8 if s.list else 0, s.packed_rows * item, s.packed_cols * item)
     step = 0 if first is None else first.survey_step
-    return _assemble(key, (*sizes, m, n, s.row_blocks, s.splits, s.span), kernels, scratch, 0, step, first)
-
-
-def _item_kernel(function: int, total: int, each: int) -> Kernel:
-    """A kernel with ``each`` threads for each of ``total`` work items."""
-    blocks = -(-total * each // instantiate.ITEM_THREADS)
-    return Kernel(function, instantiate.ITEM_THREADS, 0, total, _pieces(blocks))
-
-
-def _assemble(
-    key: tuple, sizes: tuple[int, ...], kernels: tuple[Kernel, ...], scratch: tuple[int, ...], survey: int, step: int,
-    first: Launch | None = None,
-) -> Launch:  # fmt: skip
-    """A launch from its parts; ``scratch`` are the bytes of its buffers."""
-    plan, dtype, index, m, _, batch_sizes = key
-    place = {v.params[1]: (v.params[0], k) for k, v in enumerate(plan.variables)}
-    variables = tuple((k, *place.get(k, (-1, -1))) for k in range(max(1, plan.n_vars)))
-    fields = "".join(("d" if cat == CAT_SCALAR else "Q") + "q" * (len(batch_sizes) + 2) for _, cat, _ in variables)
-    offsets, end = [], 0
-    for size in scratch:
-        offsets.append(end)
-        end += -(-size // 256) * 256
-    (_, dim), *others = plan.outputs
-    shape, second = ((m, plan.k, dim) if plan.k else (m, dim)), None
-    for name, dim in others:
-        second = ((m, plan.k, dim) if plan.k else (m, dim)), torch.int64 if name == "index" else dtype
-    return Launch(
-        dtype, index, variables, sizes, struct.Struct("=" + fields + "q" * len(sizes)), kernels, shape,
-        second, end, tuple(offsets), survey, step, first,
-    )  # fmt: skip
+    return assemble(key, (*sizes, m, n, s.row_blocks, s.splits, s.span), kernels, scratch, 0, step, first)

@@ -20,6 +20,7 @@ from ..codegen.schedule import Schedule
 from ..codegen.search import MOST_NEIGHBOURS_ON_GPU, pruning_pays_on_gpu
 from ..codegen.searching import Searching, Step, searching
 from . import cuda, driver
+from .launch import RANGE, Launch, pieces_of, stream_of
 from .searches import checked_points
 
 Tensor = torch.Tensor
@@ -79,7 +80,7 @@ class Search:
         scratch, offsets: bytes of scratch; where the buffers of the search begin.
     """
 
-    launch: cuda.Launch
+    launch: Launch
     s: Searching
     m: int
     n: int
@@ -122,8 +123,8 @@ class Search:
         )  # fmt: skip
 
     def _start(self, steps: list[Step], head: bytes, tail: bytes) -> None:
-        stream = cuda._stream(self.launch.index)
+        stream = stream_of(self.launch.index)
         for step in steps:
-            for first, blocks in cuda._pieces(step.blocks):
-                arguments = head + cuda.RANGE.pack(first, step.items) + tail
+            for first, blocks in pieces_of(step.blocks):
+                arguments = head + RANGE.pack(first, step.items) + tail
                 driver.launch(self.launch.index, self.functions[step.name], blocks, step.threads, 0, stream, arguments)

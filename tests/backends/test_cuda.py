@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernops.backends import cuda
+from kernops.backends.launch import pieces_of
 from kernops.backends.layout import strides
+from kernops.codegen.schedule import MAX_GRID
 from kernops.formula.graph import CAT_I
 
 
@@ -50,6 +52,6 @@ def test_other_devices_are_refused_with_the_reason() -> None:
 
 
 def test_grids_beyond_the_limit_are_launched_in_pieces() -> None:
-    limit = cuda.MAX_GRID
-    assert cuda._pieces(5) == ((0, 5),)
-    assert cuda._pieces(2 * limit + 1) == ((0, limit), (limit, limit), (2 * limit, 1))
+    limit = MAX_GRID
+    assert pieces_of(5) == ((0, 5),)
+    assert pieces_of(2 * limit + 1) == ((0, limit), (limit, limit), (2 * limit, 1))

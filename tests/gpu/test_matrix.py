@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernops.backends import cuda
+from kernops.backends.launch import Launch
 from kernops.codegen import matrix_schedule as schedules
 from kernops.codegen.matrix import matrix_form
 from kernops.codegen.matrix_schedule import MatrixSchedule
@@ -38,9 +39,9 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def modes(p: Problem, values: list[Any], m: int, n: int, batch: tuple[int, ...] = ()) -> list[int]:
     """What the matrix kernels decided for each batch element."""
     found: list[int] = []
-    submit = cuda.Launch.submit
+    submit = Launch.submit
 
-    def watched(self: cuda.Launch, words: Any, results: Any, survey: int = 0) -> None:
+    def watched(self: Launch, words: Any, results: Any, survey: int = 0) -> None:
         submit(self, words, results, survey)
         if self.survey:
             kept.append((survey, self.survey, self.survey_step))
@@ -54,7 +55,7 @@ def modes(p: Problem, values: list[Any], m: int, n: int, batch: tuple[int, ...] 
         return allocated[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda.Launch, "submit", watched)
+        patch.setattr(Launch, "submit", watched)
         patch.setattr(torch, "empty", keeping)
         run(p, values, m, n)
     assert kept, "the matrix kernels were not asked"

@@ -13,10 +13,11 @@ import torch
 
 from kernops import backends
 from kernops.backends import cuda, driver, nearest, nvrtc, pruned_cuda
-from kernops.codegen.schedule import Device
+from kernops.backends import launch as prepared
+from kernops.codegen.schedule import MAX_GRID, Device
 
 #: Modules of the CUDA back end that allocate.
-MODULES = (cuda, nearest, pruned_cuda)
+MODULES = (cuda, prepared, nearest, pruned_cuda)
 H200 = Device(132, 232448, (9, 0))
 
 
@@ -43,7 +44,7 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
         return names.setdefault(name, len(names) + 1)
 
     def launch(index: int, kernel: int, grid: int, threads: int, shared: int, stream: int, arguments: bytes) -> None:
-        assert 1 <= grid <= cuda.MAX_GRID and 1 <= threads <= 1024
+        assert 1 <= grid <= MAX_GRID and 1 <= threads <= 1024
         calls.kernels.append(next(name for name, number in names.items() if number == kernel))
 
     def empty(*shape, device, dtype=None, **more):
@@ -63,7 +64,8 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
     patch.setattr(driver, "launch", launch)
     patch.setattr(nvrtc, "cubin", lambda *args: b"")
     patch.setattr(cuda, "device_facts", lambda index: device)
-    patch.setattr(cuda, "_stream", lambda index: 0)
+    patch.setattr(prepared, "stream_of", lambda index: 0)
+    patch.setattr(pruned_cuda, "stream_of", lambda index: 0)
     patch.setattr(cuda, "_current_device", lambda: -1)  # the "device" of tensors on the CPU
     patch.setattr(cuda, "_launches", {})
     patch.setattr(cuda, "_kernels", {})

@@ -14,6 +14,7 @@ import torch
 
 from ...backends import cuda as backend
 from ...backends import driver, nvrtc
+from ...backends.launch import stream_of
 from . import Scale, source
 
 Tensor = torch.Tensor
@@ -35,7 +36,7 @@ def _launch(text: str, name: str, threads: int, blocks: int, device: torch.devic
             return _launch(text, name, threads, blocks, device, arguments)
     functions = _functions.get((text, index)) or _load(text, index)
     if blocks:
-        driver.launch(index, functions[name], blocks, threads, 0, backend._stream(index), arguments)
+        driver.launch(index, functions[name], blocks, threads, 0, stream_of(index), arguments)
 
 
 def _load(text: str, index: int) -> dict[str, int]:
