@@ -29,7 +29,17 @@ _HOMES = {
     "KernelSolve": "lazy",
 }
 #: Modules that `import kernops` alone makes reachable.
-_MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")
+_MODULES = (
+    "backends",
+    "estimators",
+    "formula",
+    "geometric",
+    "kernels",
+    "lazy",
+    "neighbors",
+    "operators",
+    "solvers",
+)
 
 __all__ = ["__version__", *_HOMES]
 
