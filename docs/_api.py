@@ -23,6 +23,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     ),
     "kernops.operators": None,
     "kernops.solvers": ("conjugate_gradients", "Solution"),
+    "kernops.scipy": ("aslinearoperator",),
     "kernops.geometric": (
         *("CameraRig", "nuscenes_rig", "Frustum", "frustum", "BEVGrid", "SplatPlan", "splat", "splat_features"),
         *("BucketPlan", "bucketed_sum", "bucketed_cumsum"),

@@ -165,7 +165,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             more=True),
         Row("preconditioners: pivoted Cholesky, randomised Nyström", YES, "operators.make_preconditioner", more=True),
         Row("GPyTorch kernels", NOT_YET, "gpytorch"),
-        Row("`aslinearoperator` for SciPy", NOT_YET, "scipy"),
+        Row("`aslinearoperator` for SciPy", YES, "scipy.aslinearoperator"),
     ),
     "Bird's-eye-view pooling (against LSS, BEVFusion, BEVDet, BEVDepth, CUDA-BEVFusion, DerryHub, Autoware, conch)": (
         Row("depth times feature fused, forward and backward: no frustum tensor", YES, "geometric.splat"),

@@ -38,6 +38,7 @@ _MODULES = (
     "lazy",
     "neighbors",
     "operators",
+    "scipy",
     "solvers",
 )
 

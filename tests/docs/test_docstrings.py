@@ -17,6 +17,7 @@ MODULES = (
     "kernops.operators.kernel",
     "kernops.operators.solving",
     "kernops.operators.structured",
+    "kernops.scipy",
 )
 
 
