@@ -164,6 +164,8 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             "operators.KernelOperator.sqrt_matmul operators.KroneckerOperator operators.BlockDiagonalOperator",
             more=True),
         Row("preconditioners: pivoted Cholesky, randomised Nyström", YES, "operators.make_preconditioner", more=True),
+        Row("Gaussian process regression with scikit-learn's kernels and interface, beyond a dense matrix", YES,
+            "estimators.GaussianProcessRegressor", more=True),
         Row("GPyTorch kernels", NOT_YET, "gpytorch"),
         Row("`aslinearoperator` for SciPy", YES, "scipy.aslinearoperator"),
     ),

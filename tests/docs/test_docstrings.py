@@ -10,6 +10,7 @@ import pytest
 import torch
 
 MODULES = (
+    "kernops.estimators._gaussian_process",
     "kernops.kernels.constructors",
     "kernops.kernels.kernel",
     "kernops.kernels.sklearn",
