@@ -46,6 +46,9 @@ class DenseOperator(LinearOperator):
     def _diagonal(self) -> Tensor:
         return self.matrix.diagonal(dim1=-2, dim2=-1)
 
+    def _elements(self, i: Tensor, j: Tensor) -> Tensor:
+        return self.matrix[..., i, j]
+
     def to_dense(self) -> Tensor:
         return self.matrix
 
@@ -81,6 +84,9 @@ class DiagonalOperator(LinearOperator):
 
     def _diagonal(self) -> Tensor:
         return self.values
+
+    def _elements(self, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i == j, self.values[..., i], 0.0)
 
     def _split(self) -> tuple[LinearOperator | None, Tensor | None]:
         return None, self.values
@@ -366,6 +372,11 @@ class KroneckerOperator(_Composite):
 
     def _diagonal(self) -> Tensor:
         return _outer(self.parts[0]._diagonal(), self.parts[1]._diagonal())
+
+    def _elements(self, i: Tensor, j: Tensor) -> Tensor:
+        r, s = self.small.shape[-2:]
+        large = self.parts[0]._elements(torch.div(i, r, rounding_mode="floor"), torch.div(j, s, rounding_mode="floor"))
+        return large * self.small[..., i % r, j % s]
 
     def _row(self, index: Tensor) -> Tensor:
         r = self.small.shape[-2]

@@ -90,25 +90,27 @@ def krylov(
     """
     length = norm(b)
     q = b / torch.where(length > 0, length, 1.0)[..., None, :]
-    basis, main = [q], []
+    basis = _Basis(q)
+    main: list[Tensor] = []
     off: list[Tensor] = []
     size = torch.zeros_like(wide(length))
     previous: Tensor | None = None
     limit = min(max_iter, b.shape[-2])
     change = float("inf")
     while True:
-        w = matvec(basis[-1])
-        main.append(dot(basis[-1], w))
+        q = basis.vectors[-1]
+        w = matvec(q)
+        main.append(dot(q, w))
         size = torch.maximum(size, wide(norm(w)))
         last = len(main) >= limit
         if last or len(main) % EVERY == 0:
-            found = _space(basis, main, off, length)
+            found = _space(basis.vectors, main, off, length)
             now = found.coefficients(f)
             change = _change(previous, now)
             previous = now
             if last or change <= tol:
                 return found, 0.0 if len(main) >= b.shape[-2] else change
-        w = _orthogonal(_orthogonal(w, basis), basis)
+        w = basis.rest(basis.rest(w))
         beta = wide(norm(w))
         fresh = beta > 100 * torch.finfo(b.dtype).eps * size
         beta = torch.where(fresh, beta, 0.0)
@@ -116,17 +118,35 @@ def krylov(
         off.append(beta)
 
 
-def _orthogonal(w: Tensor, basis: list[Tensor]) -> Tensor:
-    for q in basis:
-        w = w - dot(q, w).to(w.dtype)[..., None, :] * q
-    return w
+class _Basis:
+    """Vectors (k, *B, N, E), in memory that doubles when it is full."""
+
+    def __init__(self, first: Tensor) -> None:
+        self.room = first.new_empty(EVERY, *first.shape)
+        self.count = 0
+        self.append(first)
+
+    @property
+    def vectors(self) -> Tensor:
+        return self.room[: self.count]
+
+    def append(self, q: Tensor) -> None:
+        if self.count == len(self.room):
+            self.room = torch.cat([self.room, torch.empty_like(self.room)])
+        self.room[self.count] = q
+        self.count += 1
+
+    def rest(self, w: Tensor) -> Tensor:
+        """``w`` without its part along the vectors."""
+        along = torch.einsum("k...ne,...ne->k...e", self.vectors, w)
+        return w - torch.einsum("k...e,k...ne->...ne", along, self.vectors)
 
 
-def _space(basis: list[Tensor], main: list[Tensor], off: list[Tensor], length: Tensor) -> Krylov:
+def _space(basis: Tensor, main: list[Tensor], off: list[Tensor], length: Tensor) -> Krylov:
     k = len(main)
     edges = torch.stack(off[: k - 1]) if k > 1 else main[0].new_zeros(0, *main[0].shape)
     values, vectors = torch.linalg.eigh(tridiagonal(torch.stack(main), edges))
-    return Krylov(torch.stack(basis[:k]), values, vectors, length)
+    return Krylov(basis, values, vectors, length)
 
 
 def _change(before: Tensor | None, now: Tensor) -> float:

@@ -156,7 +156,9 @@ def test_bad_input() -> None:
         GaussianProcessRegressor(gp.CompoundKernel([gp.RBF(), gp.RBF()]), optimizer=None).fit(X, Y)
     with pytest.raises(NotPositiveDefiniteError):
         GaussianProcessRegressor(gp.PairwiseKernel(metric="sigmoid"), optimizer=None).fit(10 * X, Y)
-    with pytest.warns(ConvergenceWarning, match="stopped after 2 iterations at a relative residual"):
+    with pytest.warns(
+        ConvergenceWarning, match="GaussianProcessRegressor stopped after 2 iterations at a relative residual"
+    ):
         GaussianProcessRegressor(gp.RBF(0.3), alpha=0.01, optimizer=None, solver="cg", max_iter=2,
                                  preconditioner=None).fit(X, Y)  # fmt: skip
     with pytest.raises(RuntimeError, match="At most one of return_std or return_cov"):
