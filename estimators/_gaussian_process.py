@@ -27,7 +27,7 @@ from ._base import FLOATS, OneOf, Within, array, check_parameters, tensors
 Tensor = torch.Tensor
 
 #: Queries whose variances are computed at once.
-QUERIES = 512
+QUERIES = 128
 
 
 @contextmanager
