@@ -336,14 +336,15 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         out = variance.reshape(*variance.shape, 1) * scale
         return out[..., 0] if out.shape[-1] == 1 else out
 
-    def _halves(self, across: KernelOperator) -> Iterator[tuple[slice, np.ndarray, Callable[[np.ndarray], np.ndarray]]]:
-        """A few queries at a time: which, their columns K(fit, x), and the function v -> A⁻¹ v."""
+    def _parts(
+        self, across: KernelOperator, tol: float
+    ) -> Iterator[tuple[slice, np.ndarray, Callable[[np.ndarray], np.ndarray]]]:
+        """A few queries at a time: which, their columns K(fit, x), and the function v -> A⁻¹ v, to ``tol``."""
         operator = None if self._dense else self._system()[0]
-        settings = self._settings()
+        settings = {**self._settings(), "tol": tol}
         if operator is not None:
-            settings["preconditioner"] = self.preconditioner and operator.preconditioner(
-                *(() if self.preconditioner == "auto" else (self.preconditioner,))
-            )
+            kind = () if self.preconditioner == "auto" else (self.preconditioner,)
+            settings["preconditioner"] = self.preconditioner and operator.preconditioner(*kind)
 
         def solve(columns: np.ndarray) -> np.ndarray:
             if operator is None:
@@ -357,13 +358,14 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _variance(self, own: KernelOperator, across: KernelOperator) -> np.ndarray:
         variance = array(own.diagonal()).astype(np.float64)
-        for rows, columns, solve in self._halves(across):
+        # The error of a quadratic form is that of the residual squared; what it is taken from is not much larger.
+        for rows, columns, solve in self._parts(across, 0.1 * float(self.tol) ** 0.5):
             variance[rows] -= (columns * solve(columns)).sum(axis=0)
         return variance
 
     def _covariance(self, own: KernelOperator, across: KernelOperator) -> np.ndarray:
         covariance = array(own.to_dense()).astype(np.float64)
-        for rows, columns, solve in self._halves(across):
+        for rows, columns, solve in self._parts(across, float(self.tol)):
             solved = solve(columns)
             (s,) = self._points(solved)
             covariance[:, rows] -= array(across @ s)

@@ -188,16 +188,19 @@ class KernelOperator(LinearOperator):
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M, N), each entry computed once; differentiable."""
         m, n = self.shape[-2:]
+        bare = self._like(self.lazy.T, (n, m), None, False)._kernel_dense().mT if m < n else self._kernel_dense()
+        return (bare if self.added is None else bare + torch.diag_embed(self.added)).expand(self.shape)
+
+    def _kernel_dense(self) -> Tensor:
+        """The kernel's matrix; the fewer the columns, the better."""
+        m, n = self.shape[-2:]
         frame = self.lazy.frame
         widest = max([1, *(t.shape[-1] for t in frame.tensors if isinstance(t, Tensor) and t.ndim)])
         step = max(1, DENSE_NUMBERS // max(1, m * widest * math.prod(frame.batch)))
         parts = [self._dense_columns(slice(k, min(k + step, n))) for k in range(0, n, step)]
         if not parts:
             parts = [torch.zeros(*frame.batch, m, 0, dtype=self.dtype, device=self.device)]
-        out = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
-        if self.added is not None:
-            out = out + torch.diag_embed(self.added)
-        return out.expand(self.shape)
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _dense_columns(self, columns: slice) -> Tensor:
         """Columns of the kernel's matrix: each column is a batch of its own, of a single term."""
