@@ -16,7 +16,14 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "kernops": None,
     "kernops.estimators": None,
     "kernops.neighbors": ("knn",),
-    "kernops.kernels": ("kernel",),
+    "kernops.kernels": (
+        *("kernel", "Kernel", "RBF", "Matern", "RationalQuadratic", "Periodic", "Cosine", "Linear", "DotProduct"),
+        *("Polynomial", "Constant", "White", "Laplacian", "Cauchy", "PiecewisePolynomial", "SpectralMixture"),
+        *("custom", "from_sklearn", "as_kernel"),
+    ),
+    "kernops.operators": None,
+    "kernops.solvers": ("conjugate_gradients", "Solution"),
+    "kernops.scipy": ("aslinearoperator",),
     "kernops.geometric": (
         *("CameraRig", "nuscenes_rig", "Frustum", "frustum", "BEVGrid", "SplatPlan", "splat", "splat_features"),
         *("BucketPlan", "bucketed_sum", "bucketed_cumsum"),
@@ -81,12 +88,19 @@ def _source(thing: Any) -> str:
 
 
 def members(cls: type) -> list[tuple[str, Any]]:
-    """Public methods and properties that the class or a base of ours defines, in alphabetical order."""
+    """Public methods and properties that the class or a base of ours defines, in alphabetical order.
+
+    Those of a base that has an entry of its own are said there.
+    """
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.split(".")[0] == "kernops":
+        if base.__module__.split(".")[0] == "kernops" and (base is cls or not _has_entry(base)):
             found.update({n: m for n, m in vars(base).items() if _documentable(n, m)})
     return sorted(found.items(), key=lambda item: item[0].lower())
+
+
+def _has_entry(cls: type) -> bool:
+    return any(getattr(importlib.import_module(m), n) is cls for m in MODULES for n in public_names(m))
 
 
 def _documentable(name: str, member: Any) -> bool:
@@ -121,13 +135,13 @@ def docstring(thing: Any) -> str:
 def _section(part: str) -> str:
     """A Google-style section as a list; anything else as it is."""
     head, _, rest = part.partition("\n")
-    if not re.fullmatch(r"(Args|Attributes|Returns|Raises|Example|Examples|Yields|Note):", head) or not rest:
+    if not re.fullmatch(r"(Args|Attributes|Returns|Raises|Warns|Example|Examples|Yields|Note):", head) or not rest:
         return part
     lines = inspect.cleandoc(rest).splitlines()
     title = f"**{head[:-1]}**"
     if head.startswith("Example"):
         return f"{title}\n\n```pycon\n" + "\n".join(lines) + "\n```"
-    if head[:-1] not in ("Args", "Attributes", "Raises"):
+    if head[:-1] not in ("Args", "Attributes", "Raises", "Warns"):
         return f"{title}\n\n" + " ".join(line.strip() for line in lines)
     items: list[str] = []
     for line in lines:

@@ -152,13 +152,22 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     "On top of the engine": (
         Row("exact nearest neighbours on arrays, in 14 metrics or any formula", YES, "neighbors.knn"),
         Row("kernels by name", YES, "kernels.kernel"),
+        Row("kernels as objects, with `+ * **`, features and batches; scikit-learn's translated", YES,
+            "kernels.Kernel kernels.custom kernels.from_sklearn", more=True),
         Row("scikit-learn estimators", PARTLY,
             "estimators.KernelDensity estimators.KNeighborsClassifier estimators.NearestNeighbors "
             "estimators.KernelRidge estimators.KNeighborsRegressor estimators.RadiusNeighborsClassifier "
             "estimators.DBSCAN estimators.KMeans estimators.GaussianProcessRegressor estimators.Nystroem"),
         Row("radius search", NOT_YET, "neighbors.radius"),
-        Row("linear operators, preconditioners, Gaussian processes, GPyTorch", NOT_YET, "operators gpytorch"),
-        Row("`aslinearoperator` for SciPy", NOT_YET, "scipy"),
+        Row("linear operators, with solutions, determinants, samples and eigenpairs that are differentiable", YES,
+            "operators.KernelOperator.solve operators.KernelOperator.inv_quad_logdet operators.KernelOperator.eigsh "
+            "operators.KernelOperator.sqrt_matmul operators.KroneckerOperator operators.BlockDiagonalOperator",
+            more=True),
+        Row("preconditioners: pivoted Cholesky, randomised Nyström", YES, "operators.make_preconditioner", more=True),
+        Row("Gaussian process regression with scikit-learn's kernels and interface, beyond a dense matrix", YES,
+            "estimators.GaussianProcessRegressor", more=True),
+        Row("GPyTorch kernels", NOT_YET, "gpytorch"),
+        Row("`aslinearoperator` for SciPy", YES, "scipy.aslinearoperator"),
     ),
     "Bird's-eye-view pooling (against LSS, BEVFusion, BEVDet, BEVDepth, CUDA-BEVFusion, DerryHub, Autoware, conch)": (
         Row("depth times feature fused, forward and backward: no frustum tensor", YES, "geometric.splat"),

@@ -14,6 +14,7 @@ from kernops.formula.graph import CAT_I, var
 from kernops.formula.ops import OPS, Op, as_node
 from kernops.formula.reductions import CORES, REDUCTIONS, Reduction
 from kernops.kernels import KERNELS
+from kernops.kernels.constructors import CONSTRUCTORS
 from kernops.lazy import LazyTensor
 from kernops.lazy.engine import COMPOSED
 from kernops.neighbors import METRICS
@@ -178,6 +179,13 @@ of x and y. A parameter without a number is one divided by the number of feature
 
 {kernels}
 
+## Constructors
+
+Kernels as objects, for `kernops.operators.KernelOperator`: these rows with parameters, and `White`, `custom` and what
+`+ * **` make of them ([Gaussian processes](../guide/gaussian-processes.md)).
+
+{constructors}
+
 ## Metrics
 
 Distances for `kernops.neighbors.knn` and the neighbour estimators; a parameter without a number has to be given. A
@@ -191,12 +199,18 @@ def _params(params) -> str:
     return code(name if value is None else f"{name}={value:g}" for name, value in params.items())
 
 
+def _constructor(name: str) -> tuple[str, str, str]:
+    row, changed = CONSTRUCTORS[name]
+    return f"`{name}`", f"`{row}`", _params({**KERNELS[row].params, **changed})
+
+
 def kernels_page() -> str:
     kernels = [(f"`{k.name}`", k.doc, _params(k.params), code(k.aliases)) for k in KERNELS.values()]
     metrics = [(f"`{m.name}`", m.doc, _params(m.params), code(m.aliases)) for m in METRICS.values()]
     head = ("Name", "Meaning", "Parameters", "Other names")
     return KERNELS_PAGE.format(
-        generated=GENERATED.format("`kernops/kernels.py` and `kernops/neighbors.py`"),
+        generated=GENERATED.format("`kernops/kernels/table.py` and `kernops/neighbors.py`"),
         kernels=table(head, kernels),
+        constructors=table(("Constructor", "Row", "Parameters"), map(_constructor, CONSTRUCTORS)),
         metrics=table(head, metrics),
     )

@@ -33,7 +33,18 @@ _HOMES = {
     "autotune": "backends.tune",
 }
 #: Modules that `import kernops` alone makes reachable.
-_MODULES = ("backends", "estimators", "formula", "geometric", "kernels", "lazy", "neighbors", "solvers")
+_MODULES = (
+    "backends",
+    "estimators",
+    "formula",
+    "geometric",
+    "kernels",
+    "lazy",
+    "neighbors",
+    "operators",
+    "scipy",
+    "solvers",
+)
 
 __all__ = ["__version__", *_HOMES]
 

@@ -116,7 +116,7 @@ def _only_used(plan: Plan, tensors: Sequence[Input]) -> tuple[Tensor, Sequence[I
         raise ValueError("a reduction needs at least one tensor; got only numbers")
     if len(used) < len(tensors):
         if not of_used:
-            _check_like(list(tensors).index(first), first, 0, first)
+            _check_like(next(k for k, t in enumerate(tensors) if t is first), first, 0, first)
         tensors = [t if k in used or t is first else None for k, t in enumerate(tensors)]
     return first, tensors
 

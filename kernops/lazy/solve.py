@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..formula.graph import CAT_I, CAT_J, CAT_P, Node
-from ..solvers import conjugate_gradients
+from ..solvers import conjugate_gradients, implicit_solve
 from . import options
 from .arrays import give_back, kind_of
 from .engine import reduce, request
@@ -43,7 +43,7 @@ class Solver:
         options.check_device(settings.get("device_id", -1), frame.space.device)
         backend = options.backend_for(settings.get("backend") or frame.backend, frame.space.device)
         system = _System(self.request, frame, self.unknown, backend, settings)
-        x = _Solve.apply(system, system.right_hand_side(), *frame.tensors)
+        x = implicit_solve(system.product, system.solve, system.right_hand_side(), frame.tensors)
         return give_back(x, frame.space.kind)
 
     def __reduce__(self) -> tuple:
@@ -81,47 +81,15 @@ class _System:
         out = reduce(self.plan, data, self.m, self.n, self.backend, self.frame.batch)[0]
         return out + self.alpha * v if self.alpha else out
 
+    def solve(self, values: Sequence[Any], b: Tensor) -> Tensor:
+        """The solution for the right-hand side ``b``, by conjugate gradients."""
+        return conjugate_gradients(lambda v: self.product(values, v), b, tol=self.eps, max_iter=self.max_iter).x
+
 
 def _not_negative(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"{name} must be a number >= 0; got {value!r}")
     return float(value)
-
-
-class _Solve(torch.autograd.Function):
-    """x with A x = b. The derivative is another solve: db = A⁻¹ dx, and dA = -db xᵀ pulled back through the product."""
-
-    @staticmethod
-    def forward(ctx: Any, system: _System, b: Tensor, *values: Any) -> Tensor:
-        x = conjugate_gradients(lambda v: system.product(values, v), b, tol=system.eps, max_iter=system.max_iter).x
-        ctx.system = system
-        ctx.numbers = [None if isinstance(v, Tensor) else v for v in values]
-        ctx.places = [k for k, v in enumerate(values) if isinstance(v, Tensor)]
-        ctx.save_for_backward(x, *(values[k] for k in ctx.places))
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple:
-        x, *tensors = ctx.saved_tensors
-        system: _System = ctx.system
-        values = list(ctx.numbers)
-        for k, t in zip(ctx.places, tensors):
-            values[k] = t
-        u = _Solve.apply(system, grads[0], *values)
-        wanted = [k for k in ctx.places if ctx.needs_input_grad[2 + k] and k != system.unknown]
-        out: list[Any] = [None] * len(values)
-        if wanted:
-            again = torch.is_grad_enabled()  # the caller wants a derivative of this derivative
-            with torch.enable_grad():
-                # Views, so that x, which depends on the same tensors, is not differentiated through a second time.
-                parts = [values[k].view_as(values[k]) if again else values[k].detach().requires_grad_() for k in wanted]
-                for k, t in zip(wanted, parts):
-                    values[k] = t
-                product = system.product(values, x if again else x.detach())
-                gs = torch.autograd.grad(product, parts, -u, create_graph=again, allow_unused=True)
-            for k, g in zip(wanted, gs):
-                out[k] = g
-        return (None, u, *out)
 
 
 def solve(k: Any, other: Any, unknown: Any, call: bool, **settings: Any) -> Any:

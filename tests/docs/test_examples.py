@@ -46,8 +46,14 @@ def logging_as_before() -> Iterator[None]:
     ours.setLevel(levels[1])
 
 
+#: A dozen formulas and their derivatives, which would take a minute to compile.
+TILED = ("docs/guide/gaussian-processes.md",)
+
+
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
-def test_examples_run(page):
+def test_examples_run(page, monkeypatch):
+    if page in TILED:
+        monkeypatch.setenv("KERNOPS_BACKEND", "tiled")
     run(page)
 
 

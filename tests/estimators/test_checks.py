@@ -10,9 +10,16 @@ import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.datasets import load_iris
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from kernops.estimators import KernelDensity, KernelRidge, KNeighborsClassifier, NearestNeighbors
+from kernops.estimators import (
+    GaussianProcessRegressor,
+    KernelDensity,
+    KernelRidge,
+    KNeighborsClassifier,
+    NearestNeighbors,
+)
 
 ESTIMATORS: list[BaseEstimator] = [
     NearestNeighbors(),
@@ -22,6 +29,8 @@ ESTIMATORS: list[BaseEstimator] = [
     KernelDensity(kernel="epanechnikov", bandwidth="scott"),
     KernelRidge(),
     KernelRidge(kernel="rbf", solver="cg", tol=1e-2),
+    GaussianProcessRegressor(),
+    GaussianProcessRegressor(RBF() + WhiteKernel(), solver="cg", optimizer=None, random_state=0),
 ]
 
 
@@ -96,6 +105,10 @@ BAD: list[tuple[BaseEstimator, type[Exception], str]] = [
     (KernelRidge(max_iter=0), ValueError, "max_iter .* an integer >= 1 or None; got 0"),
     (KernelRidge(solver="lu"), ValueError, "solver .* 'cholesky'.*; got 'lu'"),
     (KernelRidge(kernel="rbf", kernel_params={"length": 1.0}), TypeError, "'rbf' takes gamma; got 'length'"),
+    (GaussianProcessRegressor(optimizer="adam"), ValueError, "optimizer .* 'fmin_l_bfgs_b'.*; got 'adam'"),
+    (GaussianProcessRegressor(n_probes=0), ValueError, "n_probes .* an integer >= 1; got 0"),
+    (GaussianProcessRegressor(dtype="float16"), ValueError, "dtype .* 'float32', 'float64'; got 'float16'"),
+    (GaussianProcessRegressor(preconditioner="jacobi"), ValueError, "preconditioner .* 'nystrom'; got 'jacobi'"),
 ]
 
 

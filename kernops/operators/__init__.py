@@ -1,0 +1,22 @@
+"""Matrices of kernels as operators: products, solutions, determinants, samples, and derivatives of all of them."""
+
+from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning
+from .base import LinearOperator
+from .kernel import KernelOperator
+from .solving import Preconditioner, Report, make_preconditioner
+from .structured import BlockDiagonalOperator, DenseOperator, DiagonalOperator, KroneckerOperator
+
+__all__ = [
+    "BlockDiagonalOperator",
+    "ConvergenceWarning",
+    "DenseOperator",
+    "DiagonalOperator",
+    "KernelOperator",
+    "KroneckerOperator",
+    "LinearOperator",
+    "NotPositiveDefiniteError",
+    "NumericalWarning",
+    "Preconditioner",
+    "Report",
+    "make_preconditioner",
+]

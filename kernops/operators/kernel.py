@@ -1,0 +1,345 @@
+"""The matrix of a kernel, evaluated where it is needed and never stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import torch
+
+from ..formula.graph import CAT_I, CAT_J, Node, rewrite, var, variables
+from ..kernels.constructors import as_kernel
+from ..lazy import LazyTensor
+from ..lazy.arrays import to_tensor
+from ..lazy.engine import request
+from ..lazy.frame import Frame, broadcast, merge
+from ..lazy.options import backend_for
+from .base import LinearOperator
+
+Tensor = torch.Tensor
+
+#: Numbers of columns that a product is computed for: others are filled up, so that few sizes are compiled.
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+#: Numbers that a dense matrix' derivative may need at once.
+DENSE_NUMBERS = 1 << 24
+
+
+class KernelOperator(LinearOperator):
+    """The matrix K_ij = k(x_i, y_j) of a kernel, with a diagonal added where it is square; memory O(M + N).
+
+    Args:
+        kernel: a kernel of ``kernops.kernels``, a scikit-learn kernel object, the name of a row of
+            ``kernops.kernels.KERNELS``, a function of two LazyTensors that returns one, or a LazyTensor of one number a
+            pair that has its data already.
+        x: points of the rows (*B, M, D), a tensor; None for a LazyTensor.
+        y: points of the columns (*B, N, D); None for x itself, which makes the operator symmetric.
+        symmetric: whether the matrix is symmetric; None says so where y is None, and for a LazyTensor of as many rows
+            as columns that are made of the same tensors.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
+        params: parameters of a kernel that is given by name or as a function.
+
+    Raises:
+        TypeError: the points are no tensors of floating-point numbers, or the kernel is none.
+        ValueError: shapes, dtypes or devices do not fit, or a parameter of the kernel is out of its range.
+
+    Example:
+        >>> from kernops.kernels import RBF, White
+        >>> from kernops.operators import KernelOperator
+        >>> x = torch.linspace(0, 1, 3, dtype=torch.float64)[:, None]
+        >>> K = KernelOperator(2.0 * RBF(length_scale=0.5) + White(0.1), x)
+        >>> K @ torch.ones(3, dtype=torch.float64)
+        tensor([3.5837, 4.5261, 3.5837], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        symmetric: bool | None = None,
+        backend: str | None = None,
+        **params: Any,
+    ) -> None:
+        diagonal = None
+        if isinstance(kernel, LazyTensor):
+            if x is not None or y is not None or params:
+                raise TypeError("a LazyTensor has its points and parameters already; x, y and params must not be given")
+            lazy = kernel
+            m, n = (1 if k is None else k for k in (lazy.frame.m, lazy.frame.n))
+            symmetric = m == n and _same_points(lazy.frame) if symmetric is None else symmetric
+        else:
+            kernel = as_kernel(kernel, **params)
+            x, y = _points("x", x), x if y is None else _points("y", y)
+            symmetric = y is x if symmetric is None else symmetric
+            m, n = x.shape[-2], y.shape[-2]
+            lazy = _with_points(kernel.formula(_rows(x), _columns(y)), x, y)
+            if y is x:
+                own = kernel.own(_rows(x), _columns(x))
+                diagonal = None if own is None else _at_pairs(_with_points(own, x, x), x.shape[-2])
+        self._set(lazy, (m, n), diagonal, bool(symmetric))
+        if backend is not None:
+            self.lazy.backend = backend
+
+    def _set(self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Tensor | None, symmetric: bool) -> None:
+        m, n = size
+        if lazy.is_complex or lazy.formula.dim != 1:
+            raise ValueError(f"a kernel must be one real number a pair; got a LazyTensor of shape {lazy.shape}")
+        frame = lazy.frame.settled()
+        if frame.space is None:
+            raise ValueError("the kernel has no data")
+        if frame.space.kind != "torch":
+            raise TypeError(f"an operator is made of torch tensors; got data of {frame.space.kind}")
+        if symmetric and m != n:
+            raise ValueError(f"an operator of {m} rows and {n} columns cannot be symmetric")
+        self.lazy = LazyTensor(lazy.formula, frame)
+        batch = frame.batch if diagonal is None else broadcast(frame.batch, tuple(diagonal.shape[:-1]), "add_diagonal")
+        self.shape = (*batch, m, n)
+        self.dtype, self.device = frame.space.dtype, frame.space.device
+        self.added = diagonal  # (*b, N)
+        self.symmetric = symmetric
+
+    def _like(
+        self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Tensor | None, symmetric: bool
+    ) -> KernelOperator:  # fmt: skip
+        new = object.__new__(KernelOperator)
+        new._set(lazy, size, diagonal, symmetric)
+        return new
+
+    # --- what it is made of ---------------------------------------------------------------------------------------
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        data = tuple(t for t in self.lazy.frame.tensors if isinstance(t, Tensor))
+        return data if self.added is None else (*data, self.added)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> KernelOperator:
+        left = list(tensors)
+        data = tuple(left.pop(0) if isinstance(t, Tensor) else t for t in self.lazy.frame.tensors)
+        lazy = LazyTensor(self.lazy.formula, self.lazy.frame.replace(tensors=data))
+        return self._like(lazy, self.shape[-2:], left[0] if left else None, self.symmetric)
+
+    # --- products -------------------------------------------------------------------------------------------------
+    def _matmul(self, v: Tensor) -> Tensor:
+        out = self._kernel_product(v)
+        return out if self.added is None else out + self.added[..., None] * v
+
+    def _kernel_product(self, v: Tensor) -> Tensor:
+        width = v.shape[-1]
+        if 0 in v.shape or 0 in self.shape:
+            batch = torch.broadcast_shapes(self.lazy.frame.batch, v.shape[:-2])
+            zero = v.new_zeros(*batch, self.shape[-2], width)
+            return zero + 0 * v.sum() if v.requires_grad else zero
+        outs = []
+        for start in range(0, width, WIDTHS[-1]):
+            part = v[..., start : start + WIDTHS[-1]]
+            own = part.shape[-1]
+            full = next(w for w in WIDTHS if w >= own)
+            if full > own:
+                part = torch.nn.functional.pad(part, (0, full - own))
+            outs.append(self._reduced(part)[..., :own])
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+
+    def _reduced(self, v: Tensor) -> Tensor:
+        lazy = self.lazy
+        if lazy.frame.n is None:  # a kernel of which no variable has columns
+            lazy = LazyTensor(lazy.formula, lazy.frame.replace(n=self.shape[-1]))
+        return lazy @ v
+
+    def _transposed(self) -> KernelOperator:
+        m, n = self.shape[-2:]
+        return self._like(self.lazy.T, (n, m), self.added, self.symmetric)
+
+    # --- entries --------------------------------------------------------------------------------------------------
+    def _diagonal(self) -> Tensor:
+        out = _at_pairs(self.lazy, self.shape[-1])
+        return (out if self.added is None else out + self.added).expand(self.shape[:-1])
+
+    def _elements(self, i: Tensor, j: Tensor) -> Tensor:
+        out = _at_pairs(_selected(self.lazy, i, j), len(i))
+        if self.added is not None:
+            out = out + torch.where(i == j, self.added[..., i], 0.0)
+        return out
+
+    def _row(self, index: Tensor) -> Tensor:
+        frame = self.lazy.frame
+        tensors = tuple(_at(t, index) if c == CAT_I else t for t, c in zip(frame.tensors, frame.cats))
+        one = LazyTensor(self.lazy.formula, frame.replace(tensors=tensors, m=1)).T
+        batch = torch.broadcast_shapes(frame.batch, index.shape)
+        out = _sum(one, self.shape[-1], 1, tuple(batch))[..., 0].expand(*index.shape, self.shape[-1])
+        if self.added is not None:
+            own = self.added.expand(*index.shape, self.shape[-1]).gather(-1, index[..., None])
+            out = out.scatter_add(-1, index[..., None], own)
+        return out
+
+    def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
+        from .structured import DiagonalOperator, SelectedOperator
+
+        same = rows.shape == columns.shape and bool(torch.equal(rows, columns))
+        lazy = _selected(self.lazy, rows, rows if same else columns)
+        if self.added is None or same:
+            diagonal = None if self.added is None else self.added[..., rows]
+            return self._like(lazy, (len(rows), len(columns)), diagonal, self.symmetric and same)
+        part = self._like(lazy, (len(rows), len(columns)), None, False)
+        return part + SelectedOperator(DiagonalOperator(self.added), rows, columns)
+
+    def to_dense(self) -> Tensor:
+        """The matrix as a tensor (*B, M, N), each entry computed once; differentiable."""
+        m, n = self.shape[-2:]
+        bare = self._like(self.lazy.T, (n, m), None, False)._kernel_dense().mT if m < n else self._kernel_dense()
+        return (bare if self.added is None else bare + torch.diag_embed(self.added)).expand(self.shape)
+
+    def _kernel_dense(self) -> Tensor:
+        """The kernel's matrix; the fewer the columns, the better."""
+        m, n = self.shape[-2:]
+        frame = self.lazy.frame
+        widest = max([1, *(t.shape[-1] for t in frame.tensors if isinstance(t, Tensor) and t.ndim)])
+        step = max(1, DENSE_NUMBERS // max(1, m * widest * math.prod(frame.batch)))
+        parts = [self._dense_columns(slice(k, min(k + step, n))) for k in range(0, n, step)]
+        if not parts:
+            parts = [torch.zeros(*frame.batch, m, 0, dtype=self.dtype, device=self.device)]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    def _dense_columns(self, columns: slice) -> Tensor:
+        """Columns of the kernel's matrix: each column is a batch of its own, of a single term."""
+        frame, n = self.lazy.frame, columns.stop - columns.start
+        tensors = []
+        for t, c in zip(frame.tensors, frame.cats):
+            if c == CAT_J:
+                t = t[..., columns, :].unsqueeze(-2)
+            elif isinstance(t, Tensor) and t.ndim > (2 if c == CAT_I else 1):
+                t = t.unsqueeze(-3 if c == CAT_I else -2)
+            tensors.append(t)
+        lazy = LazyTensor(self.lazy.formula, frame.replace(tensors=tuple(tensors)))
+        out = _sum(lazy, self.shape[-2], 1, (*frame.batch, n))[..., 0]
+        return out.expand(*frame.batch, n, self.shape[-2]).mT
+
+    # --- algebra --------------------------------------------------------------------------------------------------
+    def _split(self) -> tuple[LinearOperator | None, Tensor | None]:
+        if self.added is None:
+            return self, None
+        return self._like(self.lazy, self.shape[-2:], None, self.symmetric), self.added.expand(self.shape[:-1])
+
+    def add_diagonal(self, diagonal: float | Tensor) -> KernelOperator:
+        new = self._diagonal_like(diagonal)
+        return self._like(self.lazy, self.shape[-2:], new if self.added is None else self.added + new, self.symmetric)
+
+    add_diagonal.__doc__ = LinearOperator.add_diagonal.__doc__
+
+    def __add__(self, other: Any) -> LinearOperator:
+        from .structured import DiagonalOperator
+
+        if isinstance(other, DiagonalOperator):
+            return self.add_diagonal(other.values)
+        if isinstance(other, KernelOperator) and other.shape[-2:] == self.shape[-2:]:  # one pass for both
+            added = [d for d in (self.added, other.added) if d is not None]
+            diagonal = None if not added else added[0] if len(added) == 1 else added[0] + added[1]
+            both = self.symmetric and other.symmetric
+            return self._like(self.lazy + other.lazy, self.shape[-2:], diagonal, both)
+        return super().__add__(other)
+
+    def __mul__(self, other: Any) -> LinearOperator:
+        """Also the elementwise product of two kernels' matrices."""
+        if isinstance(other, KernelOperator) and other.shape[-2:] == self.shape[-2:]:
+            diagonal = None
+            if self.added is not None or other.added is not None:
+                bare = _at_pairs(self.lazy, self.shape[-1]) * _at_pairs(other.lazy, self.shape[-1])
+                diagonal = self._diagonal() * other._diagonal() - bare
+            both = self.symmetric and other.symmetric
+            return self._like(self.lazy * other.lazy, self.shape[-2:], diagonal, both)
+        return super().__mul__(other)
+
+    def __rmul__(self, other: Any) -> LinearOperator:
+        return self.__mul__(other)
+
+
+# --- points -------------------------------------------------------------------------------------------------------
+def _points(name: str, x: Any) -> Tensor:
+    if isinstance(x, Real) or x is None:
+        raise TypeError(f"{name} must be a torch tensor of shape (..., N, D); got {x!r}")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor; got {type(x).__name__} (torch.from_numpy shares its memory)")
+    x, _ = to_tensor(x, name)
+    if x.ndim < 2 or x.shape[-1] == 0:
+        raise ValueError(f"{name} must have shape (..., N, D) with D >= 1; got {tuple(x.shape)}")
+    return x
+
+
+def _rows(x: Tensor) -> LazyTensor:
+    return LazyTensor(var(CAT_I, 0, x.shape[-1]), _frame(x, CAT_I))
+
+
+def _columns(x: Tensor) -> LazyTensor:
+    return LazyTensor(var(CAT_J, 0, x.shape[-1]), _frame(x, CAT_J))
+
+
+def _frame(x: Tensor, cat: int) -> Frame:
+    """Written out, since an array (..., 1, 1, D) of a single point would be taken for a parameter."""
+    m, n = (x.shape[-2], None) if cat == CAT_I else (None, x.shape[-2])
+    return Frame((x,), (cat,), m, n, tuple(x.shape[:-2]), to_tensor(x, "x")[1])
+
+
+def _with_points(lazy: LazyTensor, x: Tensor, y: Tensor) -> LazyTensor:
+    """``lazy`` with the points among its data, though its formula may not read them."""
+    frame = lazy.frame
+    for points in (_frame(x, CAT_I), _frame(y, CAT_J)):
+        frame, _ = merge(frame, points, "KernelOperator")
+    return LazyTensor(lazy.formula, frame)
+
+
+def _same_points(frame: Frame) -> bool:
+    """Whether the rows are made of the tensors that the columns are made of."""
+    of = {cat: {id(t) for t, c in zip(frame.tensors, frame.cats) if c == cat} for cat in (CAT_I, CAT_J)}
+    return of[CAT_I] == of[CAT_J]
+
+
+# --- entries ------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=1024)
+def _all_rows(f: Node) -> Node:
+    """``f`` with its columns as rows: row r is the pair number r."""
+    return rewrite(f, {v: var(CAT_I, v.params[1], v.dim) for v in variables(f) if v.params[0] == CAT_J})  # type: ignore[arg-type]
+
+
+def _at_pairs(lazy: LazyTensor, count: int) -> Tensor:
+    """The kernel of row r with column r, (*B, count)."""
+    frame = lazy.frame
+    cats = tuple(CAT_I if c == CAT_J else c for c in frame.cats)
+    pairs = LazyTensor(_all_rows(lazy.formula), frame.replace(cats=cats, m=count, n=None))
+    return _sum(pairs, count, 1, frame.batch)[..., 0].expand(*frame.batch, count)
+
+
+def _sum(lazy: LazyTensor, m: int, n: int, batch: tuple[int, ...]) -> Tensor:
+    """The sum over j of a formula for m rows and n columns, (*batch, m, 1)."""
+    frame = lazy.frame.settled().replace(m=m, n=n, batch=batch)
+    assert frame.space is not None
+    if m == 0 or 0 in batch:
+        return torch.zeros(*batch, m, 1, dtype=frame.space.dtype, device=frame.space.device)
+    req = request("Sum", lazy.formula, None, 0, len(frame.tensors), False)
+    return req(frame, backend_for(frame.backend, frame.space.device))
+
+
+def _selected(lazy: LazyTensor, rows: Tensor, columns: Tensor) -> LazyTensor:
+    frame = lazy.frame
+    made: dict[tuple[int, int], Tensor] = {}
+
+    def select(t: Any, cat: int) -> Any:
+        if cat not in (CAT_I, CAT_J):
+            return t
+        index = rows if cat == CAT_I else columns
+        key = (id(t), id(index))  # what rows and columns share, they still share
+        if key not in made:
+            made[key] = t.index_select(-2, index)
+        return made[key]
+
+    tensors = tuple(select(t, c) for t, c in zip(frame.tensors, frame.cats))
+    return LazyTensor(lazy.formula, frame.replace(tensors=tensors, m=len(rows), n=len(columns)))
+
+
+def _at(t: Tensor, index: Tensor) -> Tensor:
+    """Row ``index`` (*B,) of each matrix of t (*b, N, D), (*B, 1, D)."""
+    if index.ndim == 0:
+        return t.index_select(-2, index.reshape(1))
+    t = t.expand(*index.shape, *t.shape[-2:])
+    return t.gather(-2, index[..., None, None].expand(*index.shape, 1, t.shape[-1]))

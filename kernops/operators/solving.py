@@ -1,0 +1,440 @@
+"""Linear systems, quadratic forms and determinants of operators, and their derivatives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..backends.layout import broadcast
+from ..solvers import (
+    ConvergenceWarning,
+    LowRankPlusDiagonal,
+    NotPositiveDefiniteError,
+    NumericalWarning,
+    Solution,
+    conjugate_gradients,
+    implicit_solve,
+    log_quadrature,
+    nystrom,
+    pivoted_cholesky,
+)
+from ..solvers.implicit import keep, kept, pull_back
+from ..solvers.problems import check_floats, wide
+from .base import LinearOperator
+
+Tensor = torch.Tensor
+
+#: Up to this many rows a dense matrix is small, and Cholesky's decomposition both faster and more accurate.
+SMALL = 2000
+#: Rank of a preconditioner, where none is asked for.
+RANK = 100
+#: Most iterations of conjugate gradients whose Lanczos matrix is used.
+QUADRATURE = 200
+NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
+METHODS = ("auto", "cholesky", "cg")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``solve`` and ``inv_quad_logdet`` are told."""
+
+    tol: float
+    max_iter: int | None
+    preconditioner: Any
+    method: str
+    n_probes: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}")
+        if not self.tol >= 0:
+            raise ValueError(f"tol must be >= 0; got {self.tol}")
+        if self.max_iter is not None and self.max_iter < 0:
+            raise ValueError(f"max_iter must be None or >= 0; got {self.max_iter}")
+        kind = self.preconditioner
+        if not (kind is None or kind == "auto" or kind in PRECONDITIONERS or isinstance(kind, Preconditioner)):
+            raise ValueError(
+                f"preconditioner must be 'auto', {', '.join(map(repr, PRECONDITIONERS))}, None or what "
+                f"preconditioner() returns; got {kind!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a solver did.
+
+    Attributes:
+        method: ``"cholesky"`` or ``"cg"``.
+        iterations: products with the operator for the slowest right-hand side; 0 by Cholesky.
+        residual: |b - A x| / |b| of each right-hand side (*B, E), computed from x; None by Cholesky.
+        converged: whether all are within the tolerance.
+        reason: in words, why not; else "".
+        jitter: what was added to the diagonal.
+        rank: of the preconditioner; 0 for none.
+        standard_error: of a log-determinant (*B,), from the spread of the probes; None where it is exact.
+    """
+
+    method: str
+    iterations: int = 0
+    residual: Tensor | None = None
+    converged: bool = True
+    reason: str = ""
+    jitter: float = 0.0
+    rank: int = 0
+    standard_error: Tensor | None = None
+
+
+# --- preconditioners ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Preconditioner:
+    """An approximate inverse of an operator, made by :func:`make_preconditioner`.
+
+    Attributes:
+        kind: its name.
+        rank: how many columns its low-rank part has.
+        matrix: the matrix P whose inverse it is.
+        pivots: for pivoted Cholesky, the rows of the kernel in which P is exact, (*B, rank).
+        weights: for pivoted Cholesky, F with P = F (these rows) + D, (*B, N, rank).
+    """
+
+    kind: str
+    rank: int
+    matrix: LowRankPlusDiagonal
+    pivots: Tensor | None = None
+    weights: Tensor | None = None
+
+    def solve(self, r: Tensor) -> Tensor:
+        """The product with vectors (*B, N, E)."""
+        return self.matrix.solve(r)
+
+
+Parts = tuple[Tensor, Tensor, "Tensor | None"]
+
+
+def _pivoted(kernel: LinearOperator, rank: int, generator: torch.Generator) -> Parts:
+    diagonal = kernel._diagonal()
+    low, pivots = pivoted_cholesky(kernel._row, diagonal, rank)
+    left = (diagonal - low.square().sum(-1)).clamp(min=0.0).mean(-1)
+    return low, left, pivots
+
+
+def _nystrom(kernel: LinearOperator, rank: int, generator: torch.Generator) -> Parts:
+    return *nystrom(kernel._matmul, kernel.shape[:-1], rank, kernel._diagonal(), generator), None
+
+
+#: Name -> (operator, rank, generator) -> (L, the level of what L Lᵀ lacks, the rows that it was made of).
+PRECONDITIONERS: dict[str, Callable[[LinearOperator, int, torch.Generator], Parts]] = {
+    "pivoted_cholesky": _pivoted,
+    "nystrom": _nystrom,
+}
+
+
+@torch.no_grad()
+def make_preconditioner(
+    operator: LinearOperator, kind: str = "pivoted_cholesky", rank: int | None = None, seed: int = 0
+) -> Preconditioner:
+    """The inverse of L Lᵀ + D, for an operator K + D with a diagonal D that was added: what conjugate gradients use.
+
+    Args:
+        operator: symmetric positive definite.
+        kind: ``"pivoted_cholesky"``, which evaluates ``rank`` rows of K, O(N rank) in all; or ``"nystrom"``, one
+            product of K with ``rank`` random vectors.
+        rank: columns of L; None for 100. It is at most N.
+        seed: of the random vectors.
+
+    Returns:
+        The preconditioner; nothing is differentiated through it.
+
+    Example:
+        >>> from kernops.kernels import RBF
+        >>> from kernops.operators import KernelOperator
+        >>> K = KernelOperator(RBF(0.2), torch.rand(500, 2)).add_diagonal(0.01)
+        >>> x = K.solve(torch.ones(500), method="cg", preconditioner=K.preconditioner(rank=30))
+    """
+    operator._need_symmetric("a preconditioner")
+    check_floats("a preconditioner's operator", torch.empty(0, dtype=operator.dtype))
+    if kind not in PRECONDITIONERS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, PRECONDITIONERS))}; got {kind!r}")
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+        raise ValueError(f"rank must be a whole number >= 1 or None; got {rank!r}")
+    kernel, diagonal = operator._split()
+    if kernel is None:
+        assert diagonal is not None
+        return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
+    rank = min(RANK if rank is None else rank, operator.shape[-1])
+    generator = torch.Generator(operator.device).manual_seed(seed)
+    if not bool(torch.isfinite(kernel._diagonal()).all()):
+        raise ValueError(NOT_FINITE)
+    low, left, pivots = PRECONDITIONERS[kind](kernel, rank, generator)
+    size = kernel._diagonal().abs().mean(-1)
+    if not bool(torch.isfinite(low).all() & torch.isfinite(size).all()):
+        raise ValueError(NOT_FINITE)
+    floor = torch.where(size > 0, size, 1.0) * (10 * torch.finfo(operator.dtype).eps)
+    rest = torch.zeros_like(left) if kind == "pivoted_cholesky" and diagonal is not None else left
+    whole = rest[..., None] if diagonal is None else diagonal + rest[..., None]
+    matrix = LowRankPlusDiagonal(low, torch.maximum(whole, floor[..., None]))
+    return Preconditioner(kind, rank, matrix, pivots, None if pivots is None else _weights(low, pivots))
+
+
+def _weights(low: Tensor, pivots: Tensor) -> Tensor:
+    """F = L R⁻¹, where R is the triangle of L in the rows ``pivots``: L Lᵀ = F (L Lᵀ)[pivots]."""
+    triangle = low.gather(-2, pivots[..., None].expand(*pivots.shape, low.shape[-1])).tril()
+    used = triangle.diagonal(dim1=-2, dim2=-1) > 0
+    triangle = triangle + torch.diag_embed((~used).to(low.dtype))
+    return torch.linalg.solve_triangular(triangle, low, upper=False, left=False)
+
+
+# --- systems ------------------------------------------------------------------------------------------------------
+class System:
+    """An operator with settings, as the functions of data that ``implicit_solve`` is told."""
+
+    def __init__(self, operator: LinearOperator, settings: Settings, x0: Tensor | None = None) -> None:
+        self.operator, self.settings, self.x0 = operator, settings, x0
+        self.made: Preconditioner | None = None
+        self.solution: Solution | None = None
+
+    def product(self, values: Sequence[Any], v: Tensor) -> Tensor:
+        return self.operator.with_tensors(values)._matmul(v)
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """Made at the first use, and used for derivatives again."""
+        kind = self.settings.preconditioner
+        if kind is None or isinstance(kind, Preconditioner):
+            return kind
+        if self.made is None:
+            self.made = make_preconditioner(self.operator, "pivoted_cholesky" if kind == "auto" else kind)
+        return self.made
+
+    def solve(self, values: Sequence[Any], b: Tensor, history: int = 0) -> Tensor:
+        """The solution, by conjugate gradients."""
+        operator = self.operator.with_tensors(values)
+        x0, self.x0 = self.x0, None  # derivatives start at 0
+        settings, made = self.settings, self.preconditioner
+        solution = conjugate_gradients(
+            operator._matmul,
+            b,
+            tol=settings.tol,
+            max_iter=settings.max_iter,
+            x0=x0,
+            preconditioner=None if made is None else made.solve,
+            warn=False,
+            history=history,
+        )
+        self.solution = solution
+        judge(solution, settings, made)
+        return solution.x
+
+    def report(self) -> Report:
+        s = self.solution
+        assert s is not None
+        rank = 0 if self.preconditioner is None else self.preconditioner.rank
+        return Report("cg", s.iterations, s.residual, s.converged, s.reason, 0.0, rank)
+
+
+def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner | None) -> None:
+    """Raise for an indefinite operator or for NaN, warn of a residual above the tolerance."""
+    if solution.converged:
+        return
+    if solution.indefinite:
+        raise NotPositiveDefiniteError(
+            "the operator is not positive definite: conjugate gradients met a direction along which it is negative. A "
+            "kernel that is positive definite, or a larger add_diagonal, is needed"
+        )
+    worst = float(solution.residual.max())
+    if "not finite" in solution.reason:
+        raise ValueError(NOT_FINITE)
+    rank = 0 if preconditioner is None else preconditioner.rank
+    warnings.warn(
+        f"conjugate gradients stopped at a relative residual of {worst:.1e} after {solution.iterations} iterations, "
+        f"above tol={settings.tol:g}: {solution.reason}. A larger add_diagonal, a preconditioner of higher rank (now "
+        f"{rank}), a larger tol or max_iter, or float64 helps",
+        ConvergenceWarning,
+        stacklevel=2,
+    )
+
+
+def _right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:
+    b, vector = operator._vectors("b", b, operator.shape[-1])
+    check_floats("b", b)
+    if not bool(torch.isfinite(b).all()):
+        raise ValueError("b has NaN or infinite entries")
+    return b.expand(*broadcast([operator.batch, tuple(b.shape[:-2])]), *b.shape[-2:]), vector
+
+
+def _dense(operator: LinearOperator, method: str) -> bool:
+    return method == "cholesky" or (method == "auto" and operator.shape[-1] <= SMALL)
+
+
+def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Settings) -> tuple[Tensor, Report]:
+    """``LinearOperator.solve``."""
+    operator._need_symmetric("solve")
+    b, vector = _right_hand_side(operator, b)
+    if x0 is not None:
+        start, _ = operator._vectors("x0", x0, operator.shape[-1])
+        x0 = start.expand(b.shape)
+    if _dense(operator, settings.method):
+        factor, report = factorize(operator)
+        x = torch.cholesky_solve(b, factor.expand(*b.shape[:-2], *factor.shape[-2:]))
+    else:
+        system = System(operator, settings, x0)
+        x = implicit_solve(system.product, system.solve, b, operator.tensors)
+        report = system.report()
+    return (x[..., 0] if vector else x), report
+
+
+def factorize(operator: LinearOperator) -> tuple[Tensor, Report]:
+    """Cholesky's factor of the dense matrix, of a larger diagonal if need be, with a warning.
+
+    Raises:
+        NotPositiveDefiniteError: no small diagonal is enough.
+        ValueError: the matrix has NaN or infinite entries.
+    """
+    dense = operator.to_dense()
+    factor, info = torch.linalg.cholesky_ex(dense)
+    if not bool(info.any()):
+        return factor, Report("cholesky")
+    if not bool(torch.isfinite(dense).all()):
+        raise ValueError(NOT_FINITE)
+    n = dense.shape[-1]
+    size = float(dense.detach().diagonal(dim1=-2, dim2=-1).abs().mean())
+    jitter = 0.0
+    for power in range(4):
+        jitter = 10.0 ** (power + 1) * n**0.5 * torch.finfo(dense.dtype).eps * size
+        factor, info = torch.linalg.cholesky_ex(dense + jitter * torch.eye(n, dtype=dense.dtype, device=dense.device))
+        if not bool(info.any()):
+            warnings.warn(
+                f"the operator is singular to the accuracy of its dtype; {jitter:.1e} was added to its diagonal. "
+                "Equal points without noise are one cause; add_diagonal is the cure",
+                NumericalWarning,
+                stacklevel=2,
+            )
+            return factor, Report("cholesky", jitter=jitter)
+    smallest = float(torch.linalg.eigvalsh(dense.detach()).min())
+    raise NotPositiveDefiniteError(
+        f"the operator is not positive definite: its smallest eigenvalue is {smallest:.3g}, and {jitter:.1e} on the "
+        "diagonal was not enough. A kernel that is positive definite, or a larger add_diagonal, is needed"
+    )
+
+
+# --- quadratic forms and determinants -----------------------------------------------------------------------------
+def inv_quad_logdet(
+    operator: LinearOperator, b: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor, Report]:  # fmt: skip
+    """``LinearOperator.inv_quad_logdet``."""
+    operator._need_symmetric("logdet")
+    check_floats("an operator with a determinant", torch.empty(0, dtype=operator.dtype))
+    n = operator.shape[-1]
+    if b is None:
+        b = torch.zeros(*operator.batch, n, 0, dtype=operator.dtype, device=operator.device)
+    b, _ = _right_hand_side(operator, b)
+    if _dense(operator, settings.method):
+        factor, report = factorize(operator)
+        half = torch.linalg.solve_triangular(factor, b, upper=False)
+        logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return half.square().sum((-2, -1)), logdet.expand(b.shape[:-2]), report
+    if settings.n_probes < 1:
+        raise ValueError(f"n_probes must be a whole number >= 1; got {settings.n_probes}")
+    system = Likelihood(operator, settings)
+    inv_quad, logdet = _InvQuadLogdet.apply(system, b, *operator.tensors)
+    report = system.report()
+    return inv_quad, logdet, Report(**{**vars(report), "standard_error": system.standard_error})
+
+
+class Likelihood(System):
+    """A system that is solved for right-hand sides and for random probes."""
+
+    standard_error: Tensor | None = None
+
+    def probes(self, batch: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | float]:
+        """z of covariance P, P⁻¹ z, and log det P for the preconditioner P; for none, random signs, themselves, 0."""
+        operator, made = self.operator, self.preconditioner
+        generator = torch.Generator(operator.device).manual_seed(self.settings.seed)
+        count = self.settings.n_probes
+        if made is not None:
+            z = made.matrix.sample(count, batch, generator)
+            return z, made.solve(z), made.matrix.logdet()
+        shape = (*batch, operator.shape[-1], count)
+        z = torch.randint(0, 2, shape, generator=generator, device=operator.device).to(operator.dtype) * 2 - 1
+        return z, z, 0.0
+
+    def evaluate(self, values: Sequence[Any], b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """(bᵀ A⁻¹ b, log det A, A⁻¹ b, A⁻¹ z, z, P⁻¹ z)."""
+        z, w, base = self.probes(tuple(b.shape[:-2]))
+        found = self.solve(values, torch.cat([b, z], -1), QUADRATURE)
+        assert self.solution is not None
+        count = b.shape[-1]
+        (alpha, beta), start = self.solution.steps, self.solution.start
+        each = log_quadrature(alpha[..., count:], beta[..., count:], start[..., count:])
+        self.standard_error = each.std(-1) / each.shape[-1] ** 0.5 if each.shape[-1] > 1 else None
+        logdet = (each.mean(-1) + base).to(b.dtype)
+        u, s = found[..., :count], found[..., count:]
+        inv_quad = (wide(u) * wide(b)).sum((-2, -1)).to(b.dtype)
+        return inv_quad, logdet, u, s, z, w
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the preconditioner is differentiated to reduce the variance of gradients."""
+        made = self.preconditioner
+        return made is not None and made.pivots is not None and not self.operator.batch
+
+    def outputs(self, values: Sequence[Any], v: Tensor) -> list[Tensor]:
+        """What the gradient is made of: the product with ``v``; rows of the kernel, and the diagonal that was added."""
+        operator = self.operator.with_tensors(values)
+        found = [operator._matmul(v)]
+        if self.controlled:
+            assert self.preconditioner is not None and self.preconditioner.pivots is not None
+            kernel, diagonal = operator._split()
+            assert kernel is not None
+            every = torch.arange(operator.shape[-1], device=operator.device)
+            found.append(kernel._block(every, self.preconditioner.pivots).to_dense())
+            found += [] if diagonal is None else [diagonal]
+        return found
+
+    def control(self, w: Tensor, h: Tensor) -> list[Tensor]:
+        """The cotangents of the rows C of the kernel and of D that turn the estimate of tr(A⁻¹ dA) into a better one.
+
+        tr(P⁻¹ dP) - mean(wᵀ dP w) has the mean 0, since w = P⁻¹ z, and nearly the fluctuations of the estimate where P
+        is near A (Wenger, Pleiss, Hennig, Cunningham and Gardner, Preconditioning for scalable Gaussian process
+        hyperparameter optimization, 2022, section 3). For P = C F ᵀ + D, with F = C Kₚₚ⁻¹ of the rows p,
+        dP = dC Fᵀ + F dCᵀ - F dKₚₚ Fᵀ + dD.
+        """
+        if not self.controlled:
+            return []
+        made = self.preconditioner
+        assert made is not None and made.weights is not None and made.pivots is not None
+        f, mean = made.weights, 1 / w.shape[-1]
+        along = f.mT @ w
+        by_rows = made.solve(f) - mean * (w @ along.mT)
+        square = f.mT @ made.solve(f) - mean * (along @ along.mT)
+        rows = (2 * by_rows).index_add(-2, made.pivots, -square)
+        return [h * rows, h[..., 0] * (made.matrix.inverse_diagonal() - mean * w.square().sum(-1))]
+
+
+class _InvQuadLogdet(torch.autograd.Function):
+    """bᵀ A⁻¹ b, with the derivative 2 uᵀ db - uᵀ dA u for u = A⁻¹ b; and log det A, with E[(A⁻¹ z)ᵀ dA (P⁻¹ z)]."""
+
+    @staticmethod
+    def forward(ctx: Any, system: Likelihood, b: Tensor, *values: Any) -> tuple[Tensor, Tensor]:
+        inv_quad, logdet, *saved = system.evaluate(values, b)
+        ctx.system = system
+        keep(ctx, values, b, *saved)
+        return inv_quad, logdet
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple:
+        values, (b, u, s, z, w) = kept(ctx, 5)
+        g, h = (x[..., None, None] for x in grads)
+        system: Likelihood = ctx.system
+        if torch.is_grad_enabled():  # the solutions depend on the data, too
+            u = implicit_solve(system.product, system.solve, b, values)
+            s = implicit_solve(system.product, system.solve, z, values)
+        vectors = torch.cat([u, w], -1)
+        cotangents = [torch.cat([-g * u, h / w.shape[-1] * s], -1), *system.control(w, h)]
+        out = pull_back(system.outputs, values, vectors, cotangents, ctx.needs_input_grad[2:])
+        return (None, 2 * g * u if ctx.needs_input_grad[1] else None, *out)

@@ -1,0 +1,26 @@
+"""Linear algebra of matrices that are known by their products only: torch functions, and nothing of kernels."""
+
+from .cg import Solution, conjugate_gradients
+from .eigen import Eigenpairs, largest_eigenpairs
+from .implicit import implicit_solve
+from .lanczos import Krylov, krylov, log_quadrature, root_product
+from .preconditioners import LowRankPlusDiagonal, nystrom, pivoted_cholesky
+from .problems import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning
+
+__all__ = [
+    "ConvergenceWarning",
+    "Eigenpairs",
+    "Krylov",
+    "LowRankPlusDiagonal",
+    "NotPositiveDefiniteError",
+    "NumericalWarning",
+    "Solution",
+    "conjugate_gradients",
+    "implicit_solve",
+    "krylov",
+    "largest_eigenpairs",
+    "log_quadrature",
+    "nystrom",
+    "pivoted_cholesky",
+    "root_product",
+]

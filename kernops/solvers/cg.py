@@ -1,0 +1,270 @@
+"""Conjugate gradients on many right-hand sides at once."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .problems import ConvergenceWarning, check_floats, dot, norm
+
+Tensor = torch.Tensor
+Operator = Callable[[Tensor], Tensor]
+
+log = logging.getLogger("kernops.solvers")
+
+#: Iterations without a new smallest residual after which a column counts as stuck at its dtype's accuracy.
+PATIENCE = 200
+NOT_FINITE = "the residual is not finite"
+#: Successive residuals whose scalar product is more than this share of their size have lost their orthogonality.
+LOSS = 0.5
+#: Least number of iterations between two computations of the true residual.
+RESTART = 20
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What :func:`conjugate_gradients` found.
+
+    Attributes:
+        x: the solution, of the shape of the right-hand side.
+        residual: for each right-hand side, |b - A x| / |b| computed anew from x (0 where b = 0), of shape (*B, E).
+        iterations: number of iterations that the slowest right-hand side took.
+        converged: whether every residual is within the tolerance.
+        reason: in words, why the iteration ended where it did not converge; else "".
+        indefinite: whether a direction was met along which the matrix is negative beyond rounding.
+        steps: (alpha, beta) of the first iterations, (k, *B, E) each in float64; alpha is 0 from where a column has
+            converged on. They are the Lanczos matrix of A, see :func:`kernops.solvers.log_quadrature`.
+        start: the scalar products of the first residuals with their preconditioned selves, (*B, E).
+    """
+
+    x: Tensor
+    residual: Tensor
+    iterations: int
+    converged: bool
+    reason: str
+    indefinite: bool
+    steps: tuple[Tensor, Tensor]
+    start: Tensor
+
+
+def conjugate_gradients(
+    matvec: Operator,
+    b: Tensor,
+    *,
+    tol: float = 1e-6,
+    max_iter: int | None = None,
+    x0: Tensor | None = None,
+    preconditioner: Operator | None = None,
+    callback: Callable[[int, Tensor], object] | None = None,
+    warn: bool = True,
+    history: int = 0,
+) -> Solution:
+    """Solve A x = b for a symmetric positive definite A that is known by its products only.
+
+    All right-hand sides share the products, each has its own step lengths, and each stops on its own: one that has
+    converged is not changed by the others going on. Scalar products are accumulated in float64. The residual of the
+    recurrence drifts away from the true one; when successive residuals lose their orthogonality, and at the end, the
+    true one is computed and the iteration goes on from there (Saad, Iterative Methods for Sparse Linear Systems, 2003,
+    algorithm 9.1).
+
+    Args:
+        matvec: the product of A with vectors (*B, N, E).
+        b: right-hand sides (*B, N, E), float32 or float64.
+        tol: a right-hand side has converged when |b - A x| <= tol |b|.
+        max_iter: largest number of iterations; None for 10 N, and no more than 10 000.
+        x0: where to start, of the shape of ``b``; None for 0.
+        preconditioner: the product with an approximate inverse of A.
+        callback: called after each iteration with its number and the relative residuals (*B, E).
+        warn: whether to emit a ``ConvergenceWarning`` if some right-hand side has not converged.
+        history: how many iterations to keep the step lengths of.
+
+    Raises:
+        ValueError: an argument is of the wrong shape, dtype or range.
+    """
+    _check(b, tol, max_iter, x0)
+    limit = min(10 * b.shape[-2], 10_000) if max_iter is None else max_iter
+    state = _State(matvec, b, x0, preconditioner or (lambda r: r), tol, history)
+    # No residual is smaller than what rounding leaves of it.
+    allowed = max(1.1 * tol, 100 * torch.finfo(b.dtype).eps)
+    k, before = 0, float("inf")
+    while True:
+        while k < limit and state.active:
+            state.step()
+            k += 1
+            if callback is not None:
+                callback(k, state.relative)
+        # The recurrence drifts away from the truth: what counts, and where it goes on from, is the answer's residual.
+        residual = state.refresh()
+        worst = float(residual.max()) if residual.numel() else 0.0
+        if worst <= allowed or k >= limit or state.why:
+            break
+        if not worst <= before / 2:
+            state.why = f"the rounding of {str(b.dtype).removeprefix('torch.')} leaves no smaller one"
+            break
+        before = worst
+    converged = worst <= allowed
+    reason = "" if converged else state.why or f"{limit} iterations were not enough"
+    if not converged and warn:
+        warnings.warn(
+            f"conjugate gradients stopped at a relative residual of {worst:.1e} after {k} iterations, above the "
+            f"tolerance {tol:.1e}: {reason}. A larger regularization (alpha) or float64 helps",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    log.debug("conjugate gradients: %d iterations, residual %.2e", k, worst)
+    return Solution(state.x, residual, k, converged, reason, state.indefinite, state.history.stacked(), state.first)
+
+
+def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> None:
+    check_floats("b", b)
+    if b.ndim < 2:
+        raise ValueError(f"b must have shape (..., N, E); got {tuple(b.shape)}")
+    if x0 is not None and (x0.shape != b.shape or x0.dtype != b.dtype or x0.device != b.device):
+        raise ValueError(
+            f"x0 must be as b is, {tuple(b.shape)} of {b.dtype} on {b.device}; "
+            f"got {tuple(x0.shape)} of {x0.dtype} on {x0.device}"
+        )
+    if not tol >= 0:
+        raise ValueError(f"tol must be >= 0; got {tol}")
+    if max_iter is not None and max_iter < 0:
+        raise ValueError(f"max_iter must be None or >= 0; got {max_iter}")
+
+
+class _History:
+    """Step lengths of the iterations before the first restart, as many as are wanted."""
+
+    def __init__(self, wanted: int, like: Tensor) -> None:
+        self.wanted, self.like = wanted, like
+        self.alpha: list[Tensor] = []
+        self.beta: list[Tensor] = []
+
+    def add(self, alpha: Tensor, beta: Tensor) -> None:
+        if len(self.alpha) < self.wanted:
+            self.alpha.append(alpha)
+            self.beta.append(beta)
+
+    def close(self) -> None:
+        self.wanted = 0
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        if not self.alpha:
+            return self.like.new_zeros(0, *self.like.shape), self.like.new_zeros(0, *self.like.shape)
+        return torch.stack(self.alpha), torch.stack(self.beta)
+
+
+class _State:
+    """The iteration: x, its residual r, the direction p, and which columns are still going."""
+
+    def __init__(
+        self, matvec: Operator, b: Tensor, x0: Tensor | None, preconditioner: Operator, tol: float, history: int
+    ) -> None:
+        self.matvec, self.preconditioner, self.b, self.tol = matvec, preconditioner, b, tol
+        length = norm(b)
+        self.scale = torch.where(length > 0, length, torch.ones_like(length))
+        self.why = ""
+        self.indefinite = False
+        self.largest = torch.zeros_like(length)  # the matrix's norm is at least this
+        self.x = torch.zeros_like(b) if x0 is None else x0.clone()
+        self.count = 0
+        self.start(b.clone() if x0 is None else b - matvec(x0))
+        self.first = self.rz
+        self.history = _History(history, self.rz)
+        #: The smallest true residual so far, and when it was found.
+        self.milestone, self.reached = self.relative, torch.zeros_like(self.going, dtype=torch.int64)
+
+    def start(self, r: Tensor) -> None:
+        """Begin anew at x, whose residual is ``r``."""
+        self.r = r
+        self.z = self.preconditioner(r)
+        self.p = self.z
+        self.rz = dot(r, self.z)
+        self.relative = norm(r) / self.scale
+        finite = torch.isfinite(self.relative)
+        self.going = (self.relative > self.tol) & finite
+        self.best = self.relative
+        self.since_best = torch.zeros_like(self.going, dtype=torch.int64)
+        self.since_start = 0
+        self.active, broken = _any(self.going, ~finite)
+        if broken:
+            self.why = self.why or NOT_FINITE
+
+    def refresh(self) -> Tensor:
+        """Replace the recurrence's residual by the true one; returns it relative to b."""
+        self.history.close()
+        self.start(self.b - self.matvec(self.x))
+        better = self.relative < 0.9 * self.milestone
+        self.milestone = torch.where(better, self.relative, self.milestone)
+        self.reached = torch.where(better, self.count, self.reached)
+        return self.relative
+
+    def step(self) -> None:
+        ap = self.matvec(self.p)
+        curvature = dot(self.p, ap)
+        positive = curvature > 0
+        negative = self.going & (curvature <= 0)
+        broken = self.going & curvature.isnan()
+        clearly = negative & self._beyond_rounding(curvature, ap)
+        self.going = self.going & positive
+        zero = torch.zeros_like(curvature)
+        alpha = torch.where(self.going, self.rz / torch.where(positive, curvature, zero + 1), zero)
+        self.x = self.x + _each(alpha, ap) * self.p
+        self.r = self.r - _each(alpha, ap) * ap
+        before = self.z
+        self.z = self.preconditioner(self.r)
+        rz = dot(self.r, self.z)
+        beta = torch.where(self.going, rz / torch.where(self.rz > 0, self.rz, zero + 1), zero)
+        # Successive residuals are orthogonal, in the preconditioner's scalar product, until rounding takes over.
+        lost = dot(self.r, before).abs() > LOSS * rz.abs()
+        self.p = self.z + _each(beta, ap) * self.p
+        self.rz = rz
+        self.relative = norm(self.r) / self.scale
+        self.count += 1
+        self.since_start += 1
+        self.history.add(alpha, beta)
+        self._retire(broken, negative, clearly, lost)
+
+    def _beyond_rounding(self, curvature: Tensor, ap: Tensor) -> Tensor:
+        """Where p·Ap is too negative for a rounded zero."""
+        square = dot(self.p, self.p)
+        self.largest = torch.maximum(self.largest, (norm(ap) / square.sqrt()).nan_to_num(0.0).to(ap.dtype))
+        rounding = 10 * self.b.shape[-2] ** 0.5 * torch.finfo(ap.dtype).eps
+        return curvature < -rounding * self.largest * square
+
+    def _retire(self, broken: Tensor, negative: Tensor, clearly: Tensor, lost: Tensor) -> None:
+        better = self.relative < self.best
+        self.best = torch.minimum(self.best, self.relative)
+        self.since_best = torch.where(better, 0, self.since_best + 1)
+        stuck = self.since_best >= PATIENCE
+        if self.since_start == self.count:  # the milestone was never tested
+            late = torch.zeros_like(stuck)
+        else:
+            late = self.count - self.reached >= 2 * PATIENCE
+        self.going = self.going & (self.relative > self.tol)
+        tired = self.going & (stuck | late)
+        self.going = self.going & ~tired
+        conditions = (self.going, broken, tired, negative, clearly, lost & self.going)
+        self.active, wrong, stopped, flat, indefinite, again = _any(*conditions)
+        if stopped:
+            self.why = f"no progress in {PATIENCE} iterations"
+        if flat:
+            self.why = "the matrix is not positive definite to the accuracy of its dtype"
+        if indefinite:
+            self.why, self.indefinite = "the matrix is not positive definite", True
+        if wrong:
+            self.why = NOT_FINITE
+        if again and self.since_start >= RESTART:
+            self.refresh()
+
+
+def _each(scalars: Tensor, like: Tensor) -> Tensor:
+    """One number for each column, ready to multiply columns."""
+    return scalars.to(like.dtype)[..., None, :]
+
+
+def _any(*conditions: Tensor) -> list[bool]:
+    """Whether each condition holds for some column; one transfer from the device for all of them."""
+    return torch.stack([c.any() for c in conditions]).tolist()
