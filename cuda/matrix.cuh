@@ -113,14 +113,6 @@ struct Warp<G, 2> {
         : rows{{a, b, block, int(threadIdx.x / 32 * 2)}, {a, b, block, int(threadIdx.x / 32 * 2 + 1)}} {}
 };
 
-template <class G>
-struct Warp<G, 4> {
-    MatrixRows<G> rows[4];
-    KN_FN Warp(const typename G::Arguments& a, long long b, long long block)
-        : rows{{a, b, block, int(threadIdx.x / 32 * 4)}, {a, b, block, int(threadIdx.x / 32 * 4 + 1)},
-               {a, b, block, int(threadIdx.x / 32 * 4 + 2)}, {a, b, block, int(threadIdx.x / 32 * 4 + 3)}} {}
-};
-
 /// The squared distance of one pair, from differences; for the few that need it.
 template <class G>
 KN_FN float direct_square(const MatrixRows<G>& rows, long long row, long long column) {
