@@ -30,8 +30,9 @@ Tensor = torch.Tensor
 
 #: Up to this many rows a dense matrix is small, and Cholesky's decomposition both faster and more accurate.
 SMALL = 2000
-#: Rank of a preconditioner, where none is asked for.
-RANK = 100
+#: Rank of a preconditioner, where none is asked for: at least the first, and more for few points, where it costs little
+#: and makes determinants more accurate; the second is divided by the number of points.
+RANK, RANK_TIMES_POINTS = 100, 1_000_000
 #: Most iterations of conjugate gradients whose Lanczos matrix is used.
 QUADRATURE = 200
 NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
@@ -144,7 +145,7 @@ def make_preconditioner(
         operator: symmetric positive definite.
         kind: ``"pivoted_cholesky"``, which evaluates ``rank`` rows of K, O(N rank) in all; or ``"nystrom"``, one
             product of K with ``rank`` random vectors.
-        rank: columns of L; None for 100. It is at most N.
+        rank: columns of L; None for 100, or 10⁶/N where that is more. It is at most N.
         seed: of the random vectors.
 
     Returns:
@@ -166,7 +167,8 @@ def make_preconditioner(
     if kernel is None:
         assert diagonal is not None
         return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
-    rank = min(RANK if rank is None else rank, operator.shape[-1])
+    n = operator.shape[-1]
+    rank = min(max(RANK, RANK_TIMES_POINTS // max(n, 1)) if rank is None else rank, n)
     generator = torch.Generator(operator.device).manual_seed(seed)
     if not bool(torch.isfinite(kernel._diagonal()).all()):
         raise ValueError(NOT_FINITE)
