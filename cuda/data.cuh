@@ -56,7 +56,8 @@ struct Survey {
     unsigned slope;      // |slope| of the exponent, likewise; infinite where a slope is positive
     unsigned near, far;  // near pairs in the sample; points that are far for their slope
     int mode;
-    int unused[2];
+    unsigned largest_row;  // `largest` of the rows alone, where products are summed
+    unsigned tiny;         // points whose numbers the scale makes so small that their lower halves lose digits
 };
 
 /// @return whether the result of a batch element is there already

@@ -3,21 +3,25 @@
 //
 // With x and y the vectors of a sum, moved so that a sample of y has mean 0 (only for squared distances, which do not
 // change) and scaled by a power of two, x = xh + xl + rx with xh, xl of 11 bits each: |xl| <= 2^-11 |x|, |rx| <= 2^-22 |x|
-// (component by component; a floor of 2^-24 in scaled numbers is 2^-31 of the largest component). The products
-// xh yh + xh yl + xl yh leave out xl yl, x ry and rx y: at most 3 * 2^-22 |x||y|, by Cauchy and Schwarz. The unit adds
-// 16 products at a time to its sum and may cut off one unit in the last place each time: 2^-22 |x||y| for each of the
-// STEPS such steps, since no partial sum exceeds |x||y| (1 + 2^-10). So a product is off by at most (3 + STEPS) 2^-22 |x||y|, and
+// (component by component; FLOOR, 2^-32 of the largest component, is added to that). The products xh yh + xh yl + xl yh leave
+// out xl yl, x ry and rx y: at most 3 * 2^-22 |x||y|, by Cauchy and Schwarz. The unit adds 16 products at a time (8 before
+// sm_90: ADDS) to its sum and may cut off one unit in the last place each time: 2^-22 |x||y| for each of the 3 STEPS ADDS times,
+// since no partial sum exceeds |x||y| (1 + 2^-10). That the unit keeps so many digits is what tests of the hardware found,
+// not what its maker says. So a product is off by at most (3 + 3 STEPS ADDS) 2^-22 |x||y|, and
 //
-//   S = |x|^2 + |y|^2 - 2 x y   by at most   EPSILON (|x|^2 + |y|^2),   EPSILON = (5 + STEPS) 2^-22,
+//   S = |x|^2 + |y|^2 - 2 x y   by at most   EPSILON (|x|^2 + |y|^2),   EPSILON = (5 + 3 STEPS ADDS) 2^-22,
 //
-// where 2 * 2^-22 covers the norms and the sum of the three terms in float. Chunks of STEPS are added as floats: another
-// 2^-24 each. What this means for the result:
+// where 2 * 2^-22 covers the norms and the sum of the three terms in float; chunks are added as floats, 2^-24 each. The floor
+// adds at most FLOOR (|x| + |y|) sqrt(LENGTH) <= EPSILON (|x|^2 + |y|^2) + FLOOR^2 LENGTH / EPSILON. What this means for the result:
 //   EXACT   the formula reads S only as an exponent slope S + ...: the kernel is off by |slope| EPSILON (|x|^2 + |y|^2) ln 2.
 //           Used if |slope| (|x|^2 + |y|^2) is at most FAR for nearly all pairs and at most FARTHEST for all.
 //   NEAR    S is off by at most 2^-16 of itself (typically by 2^-20, as from direct differences of this many components),
-//           because pairs with S < NEARNESS (|x|^2 + |y|^2) = 2^16 EPSILON (...) are computed anew from direct differences.
-//   PLAIN   neither, for data that is not finite or has many near pairs: the plain kernel computes the result.
-// A formula that reads products takes them as they are (EXACT): a product in float is off by as many |x||y| 2^-23.
+//           because pairs with S < NEARNESS (|x|^2 + |y|^2 + FLOOR^2 LENGTH / EPSILON^2), NEARNESS = 2^16 EPSILON, are computed anew
+//           from direct differences. Not for moments, whose terms are differences of sums.
+//   PLAIN   neither, for data that is not finite, has many near pairs, or a few points that dwarf the others, and for exponents
+//           that grow with S: the plain kernel computes the result.
+// A formula that reads products takes them as they are (EXACT) if no point is below 2^-10 of the largest of its side: a product in
+// float is off by as many |x||y| 2^-23.
 //
 // TIGHT points, of few components, are scaled by the root of |slope| instead; the norms are split into three halves each and
 // lie beside the components, so that the unit's sum is the exponent itself: x y' = slope S. Here a half's floor of 2^-25
@@ -45,7 +49,13 @@ struct Panels {
     static constexpr int SURVEY_BYTES = (sizeof(Survey) + LENGTH * 4 + 15) / 16 * 16;
     static constexpr int SAMPLE = 256, PAIRS = 4096;  // columns for the centre; pairs that are looked at
     static constexpr int LANES = TIGHT ? 1 : LENGTH < 32 ? 8 : 32;  // threads that work on a point
-    static constexpr float FAR = 24, FARTHEST = 160, EPSILON = (5 + (TIGHT ? 1 : 3) * STEPS) * 2.384185791015625e-7f;
+#if __CUDA_ARCH__ >= 900
+    static constexpr int ADDS = 1;  // how often a unit adds to its sum for 16 products
+#else
+    static constexpr int ADDS = 2;
+#endif
+    static constexpr float TINY = 9.5367431640625e-7f;  // (2^-10)^2
+    static constexpr float FAR = 24, FARTHEST = 160, EPSILON = (5 + (TIGHT ? 1 : 3) * STEPS * ADDS) * 2.384185791015625e-7f;
     static constexpr float NEARNESS = 65536 * EPSILON;
     static constexpr int MANY_NEAR = PAIRS / 256;
 
@@ -65,8 +75,8 @@ struct Panels {
         return static_cast<char*>(a.cols) + (batch * tiles(a) + number) * TILE_BYTES;
     }
     /// @return the power of two that brings the largest component to 2^7 .. 2^8
-    KN_FN static float scale(const Survey* s) {
-        const int exponent = static_cast<int>(s->largest >> 23);  // biased
+    KN_FN static float scale(const Survey* s, bool row) {
+        const int exponent = static_cast<int>((F::SQUARE || !row ? s->largest : s->largest_row) >> 23);  // biased
         return __int_as_float((exponent < 8 ? 254 : 261 - exponent) << 23);
     }
     /// @return the slope of the exponent, which is the same for all rows of a batch element
@@ -117,6 +127,7 @@ KN_FN void centre(const typename G::Arguments& a) {
     }
     if (group == 0 && threadIdx.x == 0) {
         survey->largest = survey->norm = survey->slope = survey->near = survey->far = 0;
+        survey->largest_row = survey->tiny = 0;
         survey->mode = EXACT;
     }
 }
@@ -190,14 +201,17 @@ KN_FN void survey(const typename G::Arguments& a) {
     Survey* s = P::survey(a, batch);
     const unsigned all = 0xffffffffu;
     const long long first = __shfl_sync(all, batch, 0);
+    unsigned largest_row = is_row ? largest : 0;
+    if (!G::F::SQUARE && is_row) largest = 0;
     if (__all_sync(all, batch == first)) {  // one batch element in the warp, as nearly always
-        largest = __reduce_max_sync(all, largest);
+        largest = __reduce_max_sync(all, largest), largest_row = __reduce_max_sync(all, largest_row);
         norm_bits = __reduce_max_sync(all, size_bits(norm)), slope = __reduce_max_sync(all, slope);
         if (threadIdx.x % 32) return;
     } else {
         norm_bits = size_bits(norm);
     }
     atomicMax(&s->largest, largest);
+    if (!G::F::SQUARE) atomicMax(&s->largest_row, largest_row);
     atomicMax(&s->norm, norm_bits);
     if (G::F::EXPONENT) atomicMax(&s->slope, slope);
 }
@@ -207,10 +221,12 @@ template <class G>
 KN_FN int choose_mode(const typename G::Arguments& a, const Survey* s) {
     typedef Panels<G> P;
     const float norm = __uint_as_float(s->norm), slope = __uint_as_float(s->slope);
-    if (!(__uint_as_float(s->largest) < 1e15f) || !(norm < 1e30f)) return PLAIN;
-    if (!G::F::SQUARE) return EXACT;
+    if (!(__uint_as_float(max(s->largest, s->largest_row)) < 1e15f) || !(norm < 1e30f)) return PLAIN;
+    if (!G::F::SQUARE) return s->tiny ? PLAIN : EXACT;
+    if (G::F::EXPONENT && !(slope < static_cast<float>(KN_INF))) return PLAIN;  // a positive slope, or NaN
     if (G::F::EXPONENT && slope * 2 * norm <= P::FARTHEST && s->far <= (a.m + a.n) / 16) return EXACT;
-    return !P::TIGHT && s->near <= P::MANY_NEAR ? NEAR : PLAIN;
+    if (P::TIGHT || G::F::MOMENT || s->near > P::MANY_NEAR || s->tiny > (a.m + a.n) / 1024) return PLAIN;
+    return NEAR;
 }
 
 /// @return x rounded to the 11 bits that the matrix unit reads of a number in TF32
@@ -254,7 +270,7 @@ KN_FN void pack(const typename G::Arguments& a) {
     const int place = static_cast<int>(index % P::POINTS);
     Survey* s = P::survey(a, batch);
     char* to = is_row ? P::panel(a, batch, index / P::POINTS) : P::tile(a, batch, index / P::POINTS);
-    const float scale = P::TIGHT ? sqrt(__uint_as_float(s->slope)) : P::scale(s);
+    const float scale = P::TIGHT ? __fsqrt_rn(__uint_as_float(s->slope)) : P::scale(s, is_row);
     const CentredPoint<G> p(a, batch, real ? index : 0, is_row);
     float norm = 0, scaled_norm = 0;
     if constexpr (P::TIGHT) {
@@ -288,6 +304,9 @@ KN_FN void pack(const typename G::Arguments& a) {
     }
     if (G::F::EXPONENT && lane == 0 && real && number < a.total && __uint_as_float(s->slope) * norm > P::FAR / 2)
         atomicAdd(&s->far, 1u);
+    const float largest = __uint_as_float(G::F::SQUARE || !is_row ? s->largest : s->largest_row);
+    if (!P::TIGHT && lane == 0 && real && number < a.total && norm > 0 && norm < P::TINY * largest * largest)
+        atomicAdd(&s->tiny, 1u);
     float* numbers = reinterpret_cast<float*>(to + P::HALVES_BYTES);
     if (lane == 0 && is_row) numbers[place] = real ? norm : 0;
     if (!is_row) {

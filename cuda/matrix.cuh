@@ -75,16 +75,18 @@ struct MatrixRows {
     const typename G::Arguments& a;
     long long batch, row[2];  // the second and even the first may lie beyond the last row
     // The sum, times the slope if there is one, is `per` times the unit's result plus norm[r] plus `slope` times the column's norm.
-    float x[2][NROW], norm[2], per, slope;
+    float x[2][NROW], norm[2], per, slope, least_norm;
     int mode;
 
     /// @param sixteen number of the sixteen rows in the panel
     KN_FN MatrixRows(const typename G::Arguments& args, long long b, long long block, int sixteen) : a(args), batch(b) {
         Survey* s = P::survey(a, b);
         mode = choose_mode<G>(a, s);
-        const float scale = P::scale(s);
+        const float scale = P::scale(s, true), other = P::scale(s, false);
         slope = G::F::EXPONENT ? P::slope(a, b) : 1;
-        per = slope / scale / scale;
+        per = slope / scale / other;
+        const float floor = __uint_as_float(s->largest) * 2.3283064365386963e-10f / P::EPSILON;  // 2^-32
+        least_norm = floor * floor * P::LENGTH;
         const float* norms = reinterpret_cast<const float*>(P::panel(a, b, block) + P::HALVES_BYTES);
         In<G> in(a, b);
         KN_UNROLL_ALL
@@ -155,11 +157,21 @@ KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* nu
         const float here = greater(greater(four.v[0], four.v[1]), greater(four.v[2], four.v[3]));
         const float column = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(here))) * rows.slope;
         KN_UNROLL_ALL
-        for (int r = 0; r < 2; ++r) near[r] = sign * P::NEARNESS * (rows.norm[r] + column);
+        for (int r = 0; r < 2; ++r) near[r] = sign * P::NEARNESS * (rows.norm[r] + column + rows.slope * rows.least_norm);
         if (most[0] <= near[0] && most[1] <= near[1]) return;
+        // By the column's own norm: one that is large must not make its neighbours near. The barriers keep the compiler from
+        // reading all norms at once, for which there are no registers.
         unsigned long long found = 0;
         KN_UNROLL_ALL
-        for (int k = 0; k < N; ++k) found |= static_cast<unsigned long long>(!(sign * s[k] <= near[k / 2 % 2])) << k;
+        for (int k = 0; k < N; k += 4) {
+            asm volatile("" ::: "memory");
+            const auto y = *reinterpret_cast<const Vec<float, 2>*>(norms + first + 2 * k + lane % 4 * 2);
+            KN_UNROLL_ALL
+            for (int q = 0; q < 4; ++q) {
+                const float bound = rows.norm[q / 2] + rows.slope * (y.v[q % 2] + rows.least_norm);
+                found |= static_cast<unsigned long long>(!(sign * s[k + q] <= sign * P::NEARNESS * bound)) << (k + q);
+            }
+        }
 #pragma unroll 1
         while (found) {
             const int k = __ffsll(found) - 1;

@@ -101,10 +101,8 @@ KN_FN void start_products(float (&s)[64], unsigned rows, unsigned columns) {
     products_commit();
 }
 
-/// Calls `use(sums, numbers, first, j0, left)` for each tile, with one warpgroup's rows. How the units are kept busy while sums
-/// are used is the schedule's choice: DOUBLE, the products of the next tile are under way in registers of their own (none
-/// are at the end of a round of two tiles: the compiler would wait after every product otherwise); TURNS, the two warpgroups
-/// multiply in turns; or neither, with several blocks on a multiprocessor.
+/// Calls `use(sums, numbers, first, j0, left)` for each tile, with one warpgroup's rows. The units are kept busy while sums are
+/// used by another block on the multiprocessor, or with TURNS by the other warpgroup: the two multiply in turns.
 template <class G, class Use>
 KN_FN void consume(const typename G::Arguments& a, Reader<G> reader, long long from, Use use) {
     typedef Panels<G> P;
@@ -130,39 +128,24 @@ KN_FN void consume(const typename G::Arguments& a, Reader<G> reader, long long f
     if (R::RESIDENT) barrier_wait(reader.full(R::STAGES), 0);
     if (G::TURNS && group == 1) pass_turn(group);  // the other begins
     float s[64];
-    if constexpr (G::DOUBLE) {
-        float t[64];
-        start(s, 0);
-        finish(s);
 #pragma unroll 1
-        for (int tile = 0; tile < reader.tiles; tile += 2) {
-            start(t, 0);
-            sums(s, tile);
-            finish(t);
+    for (int tile = 0; tile < reader.tiles; ++tile) {
+        if constexpr (P::CHUNKS == 1) {
             start(s, 0);
-            if (tile + 1 < reader.tiles) sums(t, tile + 1);
             finish(s);
-        }
-    } else {
+        } else {
+            float t[64];
+            KN_UNROLL_ALL
+            for (int k = 0; k < 64; ++k) s[k] = 0;
 #pragma unroll 1
-        for (int tile = 0; tile < reader.tiles; ++tile) {
-            if constexpr (P::CHUNKS == 1) {
-                start(s, 0);
-                finish(s);
-            } else {
-                float t[64];
+            for (int chunk = 0; chunk < P::CHUNKS; ++chunk) {
+                start(t, chunk);
+                finish(t);
                 KN_UNROLL_ALL
-                for (int k = 0; k < 64; ++k) s[k] = 0;
-#pragma unroll 1
-                for (int chunk = 0; chunk < P::CHUNKS; ++chunk) {
-                    start(t, chunk);
-                    finish(t);
-                    KN_UNROLL_ALL
-                    for (int k = 0; k < 64; ++k) s[k] += t[k];
-                }
+                for (int k = 0; k < 64; ++k) s[k] += t[k];
             }
-            sums(s, tile);
         }
+        sums(s, tile);
     }
 }
 
@@ -171,11 +154,10 @@ template <class G>
 KN_FN Reader<G> open_reader(const typename G::Arguments& a, const Where& w, long long panel) {
     typedef Panels<G> P;
     typedef Ring<G> R;
-    static_assert(!G::DOUBLE || P::CHUNKS == 1, "two tiles in registers leave no room for sums of chunks");
     extern __shared__ __align__(128) unsigned char shared[];
     const long long from = w.split * a.span / P::POINTS, all = P::tiles(a);
     const int tiles = static_cast<int>(from + a.span / P::POINTS < all ? a.span / P::POINTS : all - from);
-    const int rounds = G::DOUBLE ? (tiles + 1) / 2 * 2 + 1 : tiles * P::CHUNKS;
+    const int rounds = tiles * P::CHUNKS;
     const Reader<G> reader{P::panel(a, w.batch, panel), P::tile(a, w.batch, from), shared_address(shared), w.chunk, tiles,
                            rounds, 0, 0, 0, 0};
     if (threadIdx.x < R::STAGES) reinterpret_cast<int*>(shared + R::COUNTERS)[threadIdx.x] = 0;

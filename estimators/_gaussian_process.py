@@ -13,7 +13,7 @@ import torch
 from scipy import linalg, optimize
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 from sklearn.utils import check_random_state
 from sklearn.utils.optimize import _check_optimize_result
 from sklearn.utils.validation import validate_data
@@ -159,9 +159,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.y_train_ = y
         random = check_random_state(self.random_state)
+        optimized = self.optimizer is not None and self.kernel_.n_dims > 0
+        starts = self._starts(random) if optimized else []  # first, so that they are those of scikit-learn
         self._seed = int(random.randint(2**31 - 1))
-        if self.optimizer is not None and self.kernel_.n_dims > 0:
-            self._optimize(random)
+        if optimized:
+            self._optimize(starts)
         else:
             with _final_warnings_only():
                 self.log_marginal_likelihood_value_ = self._likelihood(self.kernel_.theta)
@@ -171,6 +173,10 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _given_kernel(self) -> Any:
         if self.kernel is None:
             return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+        if not isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel must be a kernel of sklearn.gaussian_process.kernels, or None; got {self.kernel!r}"
+            )
         return clone(self.kernel)
 
     def _noise(self, n: int) -> np.ndarray:
@@ -182,13 +188,14 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise ValueError(f"alpha must be a number >= 0 or an array of such; got {self.alpha!r}")
         return alpha
 
-    def _optimize(self, random: np.random.RandomState) -> None:
+    def _starts(self, random: np.random.RandomState) -> list[np.ndarray]:
         bounds = self.kernel_.bounds
         if self.n_restarts_optimizer and not np.isfinite(bounds).all():
             raise ValueError("n_restarts_optimizer > 0 needs finite bounds of all parameters of the kernel")
-        starts = [self.kernel_.theta]
-        starts += [random.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer)]
-        found = [self._minimize(start, bounds) for start in starts]
+        return [self.kernel_.theta, *(random.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer))]
+
+    def _optimize(self, starts: list[np.ndarray]) -> None:
+        found = [self._minimize(start, self.kernel_.bounds) for start in starts]
         theta, value = min(found, key=lambda pair: pair[1])
         self.kernel_.theta = theta
         self.kernel_._check_bounds_params()

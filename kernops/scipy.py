@@ -30,7 +30,8 @@ def aslinearoperator(a: Any, x: Any = None, y: Any = None, **settings: Any) -> l
 
     Returns:
         An operator of shape (M, N) on NumPy arrays, with ``matvec``, ``matmat``, ``rmatvec``, ``rmatmat`` and ``T``.
-        Vectors are converted to the data's dtype; data on a GPU stay there, and vectors travel.
+        Vectors are converted to the data's dtype, complex ones part by part; data on a GPU stay there, and vectors
+        travel.
 
     Raises:
         ValueError: the matrix has batch dimensions, or is neither float32 nor float64.
@@ -72,6 +73,8 @@ class _Adapter(linalg.LinearOperator):
 
     @torch.no_grad()
     def _matmat(self, v: np.ndarray) -> np.ndarray:
+        if np.iscomplexobj(v):
+            return self._matmat(np.real(v)) + 1j * self._matmat(np.imag(v))
         op = self.operator
         return (op @ torch.as_tensor(np.asarray(v, dtype=self.dtype), device=op.device)).cpu().numpy()
 

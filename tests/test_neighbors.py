@@ -244,7 +244,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"metric": lambda x, y: x - y}, ValueError, "metric must return one number a pair; got vectors of dimension 4"),
     ({"algorithm": "kd_tree"}, ValueError, "algorithm must be one of 'auto', 'brute', 'pruned'; got 'kd_tree'"),
     ({"algorithm": "pruned", "metric": "cosine"}, ValueError, "squared distances of two variables; got"),
-    ({"algorithm": "pruned", "backend": "tiled"}, ValueError, "of the cpu back end; this is tiled"),
+    ({"algorithm": "pruned", "backend": "tiled"}, ValueError, "of the cpu and cuda back ends; this is tiled"),
     ({"backend": "gpu"}, ValueError, "backend.*'tiled'.*got 'gpu'"),
 ]
 

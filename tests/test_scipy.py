@@ -83,3 +83,11 @@ def test_float32_is_kept():
 def test_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_complex_vectors_go_part_by_part():
+    points = np.random.default_rng(0).random((30, 2))
+    adapter = aslinearoperator(kernels.RBF(), points)
+    v = np.random.default_rng(1).random(30) * (1 + 2j)
+    dense = adapter @ np.eye(30)
+    np.testing.assert_allclose(adapter @ v, dense @ v)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..formula.graph import CAT_COL, CAT_ROW, PAIR, I, J, Node, P, const, rewrite, text, topological, var
-from ..formula.ops import mul, neg
+from ..formula.ops import add, mul, neg, sub
 from ..formula.plan import Plan, Program
 from .contraction import SUM_SLOT, SumsEmitter
 from .emit import finish_text, pair_text, terms_text
@@ -23,6 +23,8 @@ CORES = ("Sum", "LogSumExp", "SumSoftMaxWeight")
 MOST_SLOTS = 8
 #: Components of a result that the epilogue sums itself; more are a second matrix product.
 FEW_COMPONENTS = 3
+#: What reads all components of a vector for each of its own: rows and columns are packed component by component.
+WHOLE = {"Sum", "Einsum", "Max", "Min", "ArgMax", "ArgMin"}
 #: Functions that jump: a sum that is off by its last bits could change them by a finite amount.
 JUMPS = {"Step", "Heaviside", "Sign", "Floor", "Round", "Mod", "Equal", "NotEqual", "Less", "LessEqual", "Where",
          "IfElse", "ArgMin", "ArgMax", "OneHot"}  # fmt: skip
@@ -76,7 +78,7 @@ def matrix_form(plan: Plan) -> Form | None:
         return None
     ((node, (square, x, y)),) = sums.items()
     pair = [rewrite(root, {node: SUM}) for root in program.pair]
-    if not square and any(n.op in JUMPS for root in pair for n in topological(root)):
+    if any(n.op in JUMPS and _reads(n) for root in pair for n in topological(root)):
         return None
     rhs, moment = None, 0
     if plan.core == "Sum" and pair[0].dim > FEW_COMPONENTS:
@@ -93,13 +95,23 @@ def matrix_form(plan: Plan) -> Form | None:
         return None
     terms = {n: t for table, terms in ((CAT_ROW, program.row_terms), (CAT_COL, program.col_terms))
              for n, t in _slots(table, terms).items()}  # fmt: skip
-    slope, pure = _exponent(plan.core, rest.pair[0]) if square else (None, False)
+    exponent = _exponent(plan.core, rest.pair) if square else None
+    line = None if exponent is None else _slope(exponent)
     own = _slots(CAT_ROW, rest.row_terms)
-    if slope is not None and any(own[v].kind != P for v in topological(slope) if v.is_var):
-        slope, pure = None, False
-    if slope is not None:
-        rest = replace(rest, pair=(_folded(rest.pair[0]), *rest.pair[1:]))
-    return Form(square, x.dim, terms[x], terms[y], rest, None if rhs is None else terms[rhs], moment, slope, pure)
+    slope, pure = None, False
+    if exponent is not None and line is not None and _uniform(line[0], own):
+        slope, others = line
+        pure = others.value == 0
+        rest = replace(rest, pair=(rewrite(rest.pair[0], {exponent: add(SUM, others)}), *rest.pair[1:]))
+    vectors = terms[x], terms[y], None if rhs is None else terms[rhs]
+    if any(n.op in WHOLE for v in vectors if v is not None for n in topological(v)):
+        return None
+    return Form(square, x.dim, terms[x], terms[y], rest, vectors[2], moment, slope, pure)
+
+
+def _uniform(slope: Node, slots: dict[Node, Node]) -> bool:
+    """Whether a slope is the same for all rows; one that is positive whatever the data is not an exponent's."""
+    return all(slots[v].kind == P for v in topological(slope) if v.is_var) and not (slope.value or 0) > 0
 
 
 def _slots(cat: int, terms: tuple[Node, ...]) -> dict[Node, Node]:
@@ -157,19 +169,17 @@ def _without(program: Program, pair: list[Node], vectors: tuple, factor: Node | 
 
 
 # --- what an error of the sum does to the result ---------------------------------------------------------------------
-def _exponent(core: str, root: Node) -> tuple[Node | None, bool]:
-    """``(slope, whether the exponent is slope · SUM alone)``; None where SUM is read in any other way.
-
-    The exponents of Exp, LogSumExp and softmax are to base e, of which a slope weighs 1.44 times as much as one to base
-    2: the limits on slopes have room for that.
-    """
+def _exponent(core: str, pair: tuple[Node, ...]) -> Node | None:
+    """The node that is an exponent, if SUM is read by it alone; else None."""
+    root = pair[0]
+    if any(_reads(other) for other in pair[1:]):
+        return None
     if core != "Sum":
-        return _slope(root)
-    users = [n for n in topological(root) if _reads(n)]
-    powers = [n for n in users if n.op in ("Exp2", "Exp")]
+        return root
+    powers = [n for n in topological(root) if _reads(n) and n.op in ("Exp2", "Exp")]
     if len(powers) != 1 or not _only_through(root, powers[0]):
-        return None, False
-    return _slope(powers[0].args[0])
+        return None
+    return powers[0].args[0]
 
 
 @lru_cache(maxsize=4096)
@@ -187,34 +197,26 @@ def _only_through(node: Node, gate: Node) -> bool:
     return False
 
 
-def _slope(node: Node) -> tuple[Node | None, bool]:
-    """d node / d SUM, if it is the same for all columns, and whether the rest of ``node`` is 0."""
+def _slope(node: Node) -> tuple[Node, Node] | None:
+    """``(slope, rest)`` with node = slope · SUM + rest and a slope that is the same for all columns, or None."""
     if node is SUM:
-        return const(1.0), True
+        return const(1.0), const(0.0)
     reading = [a for a in node.args if _reads(a)]
     if len(reading) != 1:
-        return None, False
-    slope, pure = _slope(reading[0])
-    others = [a for a in node.args if a is not reading[0]]
-    if slope is None:
-        return None, False
+        return None
+    inner = _slope(reading[0])
+    if inner is None:
+        return None
+    (slope, rest), others = inner, [a for a in node.args if a is not reading[0]]
     if node.op == "Neg":
-        return neg(slope), pure
-    if node.op in ("Add", "Sub"):
-        return (neg(slope) if node.op == "Sub" and reading[0] is node.args[1] else slope), False
+        return neg(slope), neg(rest)
+    if node.op == "Add":
+        return slope, add(rest, others[0])
+    if node.op == "Sub":
+        return (slope, sub(rest, others[0])) if reading[0] is node.args[0] else (neg(slope), sub(others[0], rest))
     if node.op == "Mul" and len(others) == 1 and others[0].kind in (0, I) and others[0].dim == 1:
-        return mul(others[0], slope), pure
-    return None, False
-
-
-def _folded(root: Node) -> Node:
-    """``root`` with slope · SUM, wherever it stands, as SUM."""
-    node = SUM
-    while True:
-        users = [n for n in topological(root) if node in n.args]
-        if len(users) != 1 or users[0].op not in ("Mul", "Neg") or not _slope(users[0])[1]:
-            return rewrite(root, {node: SUM})
-        node = users[0]
+        return mul(others[0], slope), rest if rest.value == 0 else mul(others[0], rest)
+    return None
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from .schedule import Device
 POINTS = 128
 #: Fewest components that are packed in two parts. Points of at most TIGHT components lie with their norms in one part,
 #: if the formula is an exponential of their distance.
-LONG, TIGHT = 12, 11
+TIGHT = 11
 #: Components in sixteens that one product sums before its result is added as floats: the unit cuts its sums off.
 MOST_STEPS, CHUNK_STEPS = 8, (6, 5, 4, 3, 2, 1)
 #: Pairs times components below which the survey and the packing take longer than they save.
@@ -24,6 +24,10 @@ LEAST_WORK, LEAST_PAIRS, LEAST_ROWS, LEAST_COLUMNS = 2**30, 2**26, 64, 512
 LEAST_TIGHT_PAIRS = 2**31
 #: Components of the result that a block computes by the second product.
 WIDE = (8, 16, 32, 64)
+#: Tiles whose sums are added plainly, where no registers are left to compensate them.
+MOST_TILES = 512
+#: Bytes of scratch of all batch elements: points are packed for each, also where they are the same.
+MOST_SCRATCH = 2 << 30
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 #: With more steps the matrix unit takes longer than the exponential unit.
 SOFT_STEPS = 3
@@ -40,7 +44,6 @@ class MatrixSchedule:
         chunks: of a part.
         resident: whether a block keeps its rows in shared memory.
         groups: whether warpgroups multiply (sm_90a), else warps.
-        double: whether the products of the next tile are under way while those of this one are used.
         turns: whether the two warpgroups of a block multiply in turns.
         per_multiprocessor: blocks that share a multiprocessor, for which registers are limited.
         stages: chunks in shared memory.
@@ -59,7 +62,6 @@ class MatrixSchedule:
     chunks: int
     resident: bool
     groups: bool
-    double: bool
     turns: bool
     per_multiprocessor: int
     stages: int
@@ -96,11 +98,12 @@ def matrix_schedule(plan: Plan, m: int, n: int, batch: int, itemsize: int, devic
     form = matrix_form(plan) if itemsize == 4 and device.arch >= (8, 0) else None
     if form is None or not _worth(form, plan.dim, m, n, batch):
         return None
-    return build(plan, form, m, n, batch, device)
+    s = build(plan, form, m, n, batch, device)
+    return None if s is None or batch > 1 and s.rows + s.cols + s.partial > MOST_SCRATCH else s
 
 
 def _worth(form: Form, dim: int, m: int, n: int, batch: int) -> bool:
-    if m < LEAST_ROWS or n < LEAST_COLUMNS or LONG > form.length > TIGHT:
+    if m < LEAST_ROWS or n < LEAST_COLUMNS:
         return False
     pairs = m * n * batch
     if form.length <= TIGHT:
@@ -113,19 +116,19 @@ def _worth(form: Form, dim: int, m: int, n: int, batch: int) -> bool:
 def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) -> MatrixSchedule | None:
     """The schedule, whether or not it is worth it; None if no variant fits the device."""
     tight = form.length <= TIGHT
-    width, pieces = _pieces(plan, form)
     groups = device.arch == (9, 0) and not tight
     numbers = 4 * POINTS * (form.program.n_col + 1)
-    rhs = 512 * POINTS // 8 * (width // 8) if form.wide else 0
     room = device.shared - RESERVED
-    variant = next(_variants(form.length, tight, groups, numbers, rhs, room), None)
-    if variant is None:
+    found = _fitting(plan, form, groups, numbers, room)
+    if found is None:
         return None
-    steps, chunks, resident, stages, shared = variant
+    width, rhs, steps, chunks, resident, stages, shared = found
+    pieces = _up(plan.dim + bool(form.moment), width) if form.wide else 1
     row_blocks, tiles = _up(m, POINTS), _up(n, POINTS)
-    light = plan.core != "SumSoftMaxWeight" and not form.wide  # whose states leave registers for two blocks
+    light = plan.core == "Sum" and not form.wide  # whose states leave registers for two blocks
     several = _blocks_each(tight, groups, light, width, shared, room)
-    splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several)
+    fewest = _up(tiles, MOST_TILES) if form.wide and chunks > 1 else 1
+    splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several, fewest)
     halves = chunks * (1 if tight else 2) * steps * 32 * POINTS
     saved = 0 if splits == 1 and not form.moment else batch * m * splits * 4 * (
         width * pieces if form.wide else _saved(plan.core, width))  # fmt: skip
@@ -135,7 +138,6 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
         chunks=chunks,
         resident=resident,
         groups=groups,
-        double=False,
         turns=groups and several == 1,
         per_multiprocessor=several,
         stages=stages,
@@ -170,13 +172,23 @@ def _blocks_each(tight: bool, groups: bool, light: bool, width: int, shared: int
     return max(1, min(wanted, room // shared))
 
 
-def _pieces(plan: Plan, form: Form) -> tuple[int, int]:
-    """``(components of a block, number of such pieces)``."""
-    if not form.wide:
-        return form.program.pair[-1].dim, 1
-    components = plan.dim + (1 if form.moment else 0)
-    pieces = _up(components, WIDE[-1] if form.length <= TIGHT else WIDE[-2])
-    return next(w for w in WIDE if w * pieces >= components), pieces
+def _fitting(
+    plan: Plan, form: Form, groups: bool, numbers: int, room: int
+) -> tuple[int, int, int, int, bool, int, int] | None:
+    """Components of a block, bytes of their right-hand sides, and the best of ``_variants`` that fits with them."""
+    tight = form.length <= TIGHT
+    widths: list[int] = [form.program.pair[-1].dim]
+    if form.wide:
+        components = plan.dim + bool(form.moment)
+        pieces = _up(components, WIDE[-1] if tight else WIDE[-2])
+        best = next(w for w in WIDE if w * pieces >= components)
+        widths = [w for w in reversed(WIDE) if w <= best]  # less, with more pieces, where shared memory is too small
+    for width in widths:
+        rhs = 512 * POINTS // 8 * (width // 8) if form.wide else 0
+        variant = next(_variants(form.length, tight, groups, numbers, rhs, room), None)
+        if variant is not None:
+            return width, rhs, *variant
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -208,15 +220,15 @@ def _variants(
             yield steps, chunks, resident, 2, panel + 2 * (stage + numbers + rhs) + 16
 
 
-def _split(blocks: int, tiles: int, slots: int) -> tuple[int, int]:
-    """``(splits, span)`` that keep the device busy to the end, each split with the cost of three tiles."""
+def _split(blocks: int, tiles: int, slots: int, fewest: int) -> tuple[int, int]:
+    """``(splits, span)`` that keep the device busy to the end, where a split costs three tiles; at least ``fewest``."""
 
     def cost(splits: int) -> float:
         each = _up(tiles, splits)
         return _up(blocks * _up(tiles, each), slots) * (each + 3)
 
     most = max(1, min(64, tiles // 4))
-    each = _up(tiles, min(range(1, most + 1), key=cost))
+    each = _up(tiles, max(fewest, min(range(1, most + 1), key=cost)))
     return _up(tiles, each), each * POINTS
 
 

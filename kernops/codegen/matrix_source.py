@@ -57,7 +57,7 @@ def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
         f"                         C = {s.width}, CHUNKS = {s.pieces},",
         f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES};",
         f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages};",
-        f"    static constexpr bool DOUBLE = {_bool(s.double)}, TURNS = {_bool(s.turns)};",
+        f"    static constexpr bool TURNS = {_bool(s.turns)};",
         "    static constexpr bool ROWS_IN_MEMORY = false, COLS_IN_MEMORY = false, MATRIX = true;",
         f"    static constexpr bool TIGHT = {_bool(s.tight)}, RESIDENT = {_bool(s.resident)}, SOFT = {_bool(s.soft)},",
         f"                          WIDE = {_bool(form.wide)};",

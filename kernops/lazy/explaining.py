@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..backends import BACKENDS
 from ..backends.explained import Explanation, Problem, explain_plan
 from ..formula.reductions import REDUCTIONS
 from . import options
@@ -53,7 +54,7 @@ def explain(
         compile: whether to compile CUDA kernels for their registers; it takes about a second.
 
     Raises:
-        TypeError: ``what`` is no reduction.
+        TypeError: ``what`` is no reduction, or a size is no whole number.
         ValueError: sizes are missing, or the arguments do not fit.
         RuntimeError: the back end cannot run here.
 
@@ -72,9 +73,8 @@ def explain(
     m, n = _sizes(request, frame, shape)
     space = frame.space
     own = torch.device("cpu") if space is None else space.device
-    where = own if device is None else device if str(device).startswith("sm_") else torch.device(device)
-    kind = dtype if dtype is not None else torch.float32 if space is None else space.dtype_name
-    number = getattr(torch, kind) if isinstance(kind, str) else kind
+    where = own if device is None else _device(device)
+    number = _number(dtype if dtype is not None else torch.float32 if space is None else space.dtype_name)
     named = backend if backend is not None else frame.backend
     name = "auto" if named in (None, "auto") else named
     if isinstance(where, torch.device):
@@ -102,10 +102,34 @@ def _parts(what: Genred | Reduced, args: tuple) -> tuple[Any, Frame]:
     return request, frame
 
 
+def _device(device: Any) -> torch.device | str:
+    """A device that torch knows and a back end computes on, or the name of an architecture."""
+    if isinstance(device, str) and device.lower().startswith("sm_"):
+        return device.lower()
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or all(found.type not in types for types in BACKENDS.values()):
+        raise ValueError(f"device: expected a torch device or an architecture such as 'sm_90'; got {device!r}")
+    return found
+
+
+def _number(dtype: Any) -> torch.dtype:
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if found not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"dtype: expected float16, bfloat16, float32 or float64; got {dtype!r}")
+    return found  # type: ignore[no-any-return]
+
+
 def _sizes(request: Request, frame: Frame, shape: tuple[int, int] | None) -> tuple[int, int]:
     """Rows of the result, and terms of each."""
     if shape is not None:
-        m, n = shape
+        if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+            raise ValueError(f"shape: expected (M, N); got {shape!r}")
+        m, n = (whole("explain", "shape", size) for size in shape)
+        if min(m, n) < 1:
+            raise ValueError(f"shape: expected at least one row and one column; got {shape!r}")
         return (n, m) if request.over_i else (m, n)
     if frame.loose and frame.m is None and frame.n is None:
         raise ValueError("shape: the data are symbolic; give their arrays, or shape=(M, N)")

@@ -22,6 +22,7 @@ def test_committed_pages_are_up_to_date(page):
 
 def test_an_outdated_page_is_found_and_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generate, "DOCS", tmp_path)
+    monkeypatch.setattr(generate, "charts", dict)
     monkeypatch.setattr(generate, "PAGES", {"a.md": lambda: "new\n", "b.md": lambda: "same\n"})
     (tmp_path / "a.md").write_text("old\n")
     (tmp_path / "b.md").write_text("same\n")

@@ -196,3 +196,24 @@ def test_nothing_is_warned_of_where_all_is_well() -> None:
         GaussianProcessRegressor(KERNELS["RBF"](), normalize_y=True, solver="cg").fit(X, Y).predict(
             NEW, return_std=True
         )
+
+
+def test_restarts_begin_where_those_of_scikit_learn_do():
+    X = np.random.RandomState(0).rand(10, 1)
+    found: list[list[np.ndarray]] = []
+    for kind in (GaussianProcessRegressor, reference.GaussianProcessRegressor):
+        starts: list[np.ndarray] = []
+
+        def optimizer(objective, start, bounds, starts=starts):
+            starts.append(start.copy())
+            return start, objective(start)[0]
+
+        kind(gp.RBF() + gp.WhiteKernel(), random_state=0, n_restarts_optimizer=2, optimizer=optimizer).fit(X, X[:, 0])
+        found.append(starts)
+    np.testing.assert_allclose(found[0], found[1])
+
+
+@pytest.mark.parametrize("kernel", ["rbf", 3])
+def test_kernels_are_those_of_scikit_learn(kernel):
+    with pytest.raises(TypeError, match=r"kernel must be a kernel of sklearn\.gaussian_process\.kernels"):
+        GaussianProcessRegressor(kernel).fit([[0.0]], [0.0])

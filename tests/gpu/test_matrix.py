@@ -15,7 +15,7 @@ from kernops.codegen.matrix import matrix_form
 from kernops.codegen.matrix_schedule import MatrixSchedule
 from kernops.codegen.schedule import Device
 from kernops.formula.graph import CAT_I, CAT_J, CAT_P, Node
-from kernops.formula.ops import add, apply, mul, neg, total
+from kernops.formula.ops import add, apply, mul, neg, sub, total
 from kernops.formula.plan import Plan
 from tests.gpu.problems import Problem, agree, dense, error, gaussian, gradient, inputs, problem, run, softmax, sqdist
 
@@ -95,6 +95,13 @@ def shifted(d: int) -> Problem:
                    lambda x, y, b: torch.exp(b - sqdist(x, y) / d))  # fmt: skip
 
 
+def soft_minimum(d: int) -> Problem:
+    """As in Sinkhorn's iterations: the sign of the sum is that of a difference."""
+    return problem(f"soft minimum D={d}", "LogSumExp", ((CAT_I, d), (CAT_J, d), (CAT_J, 1)),
+                   lambda x, y, b: mul(2.0, sub(b, mul(1 / d, squares(x, y)))),
+                   lambda x, y, b: 2 * (b - sqdist(x, y) / d))  # fmt: skip
+
+
 def logsumexp(d: int) -> Problem:
     return problem(f"logsumexp D={d}", "LogSumExp", ((CAT_I, d), (CAT_J, d)),
                    lambda x, y: mul(-1 / d, apply("SqDist", x, y)), lambda x, y: -sqdist(x, y) / d)  # fmt: skip
@@ -110,6 +117,7 @@ PROBLEMS = [
     *(gaussian(d, e) for d in (3, 11, 16, 64, 128, 300) for e in (4, 16, 33, 70, 300)),
     *(gradient(d) for d in (8, 16, 64, 200)), *(laplacian(d, e) for d in (16, 64, 200) for e in (1, 16)),
     *(with_gamma(d, e) for d in (3, 40) for e in (1, 5)), *(shifted(d) for d in (3, 30)), logsumexp(40), logsumexp(300),
+    *(soft_minimum(d) for d in (20, 64)),
     scaled_softmax(16, 1), scaled_softmax(64, 3), of_dot(100, lambda s: apply("Exp", s), torch.exp),
     of_dot(20, lambda s: mul(add(s, 1.0), add(s, 1.0)), lambda s: (s + 1) ** 2),
 ]  # fmt: skip
@@ -163,6 +171,26 @@ def test_near_pairs(p: Problem) -> None:
     values[2] *= 1e-3
     values[2][:500] *= 1e6  # rows of which a near pair is the largest term
     agree(p, run(p, values, 2000, 2000), values)
+
+
+@pytest.mark.parametrize("p", [laplacian(32), of_dot(32, lambda s: mul(s, s), lambda s: s * s)], ids=str)
+def test_points_that_dwarf_the_others_are_left_to_the_plain_kernels(p: Problem) -> None:
+    values = inputs(p, 500, 3000, torch.float32)
+    values[0][3] *= 1e6
+    assert modes(p, values, 500, 3000) == [PLAIN]
+    got, want = run(p, values, 500, 3000)[0], dense(p, values)[0]
+    keep = torch.arange(500, device="cuda") != 3
+    assert error(got[keep], want[keep]) < 2e-6
+
+
+def test_exponents_that_grow_are_left_to_the_plain_kernels() -> None:
+    p = with_gamma(20, 1)
+    grows = problem("grows", "Sum", p.cats, lambda x, y, b, g, r: mul(b, apply("Exp", mul(mul(g, g), squares(x, y)))),
+                    lambda x, y, b, g, r: b * torch.exp(g * g * sqdist(x, y)))  # fmt: skip
+    values = inputs(grows, 300, 2000, torch.float32)
+    values[3] *= 0.1
+    assert modes(grows, values, 300, 2000) == [PLAIN]
+    agree(grows, run(grows, values, 300, 2000), values)
 
 
 def test_clusters_are_left_to_the_plain_kernels() -> None:

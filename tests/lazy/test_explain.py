@@ -222,3 +222,21 @@ def test_every_row_of_the_table_is_a_function():
         for row in rows:
             module, _, name = row.partition(":")
             assert callable(getattr(__import__(f"kernops.backends.explained.{module}", fromlist=["x"]), name))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"shape": (-5, 3)}, ValueError, "shape: expected at least one row"),
+        ({"shape": (3,)}, ValueError, r"shape: expected \(M, N\)"),
+        ({"shape": (2.5, 3)}, TypeError, "shape must be a whole number"),
+        ({"dtype": "int32"}, ValueError, "dtype: expected float16"),
+        ({"dtype": float}, ValueError, "dtype: expected float16"),
+        ({"device": 90}, ValueError, "device: expected a torch device or an architecture"),
+        ({"device": "meta"}, ValueError, "device: expected a torch device or an architecture"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given, error, text):
+    x, y = torch.rand(5, 3), torch.rand(4, 3)
+    with pytest.raises(error, match=text):
+        kernops.explain((-Vi(x).sqdist(Vj(y))).exp(), **given)
