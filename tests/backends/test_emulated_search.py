@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernops.backends import cuda, driver, pruned_cuda
+from kernops.backends import launch as launching
 from kernops.codegen import instantiate
 from kernops.codegen import schedule as scheduling
 from kernops.codegen.facts import facts
@@ -39,7 +40,8 @@ def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulation]:
 
     monkeypatch.setattr(cuda, "compiled", lambda text, what, index, shared, names: {k: (text, k) for k in names})
     monkeypatch.setattr(driver, "launch", launch)
-    monkeypatch.setattr(cuda, "_stream", lambda index: 0)
+    for module in (launching, pruned_cuda):
+        monkeypatch.setattr(module, "stream_of", lambda index: 0)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # and so fills what `torch.empty` returns with NaN and the largest integer
     yield emulation
