@@ -149,12 +149,11 @@ struct CentredPoint {
     }
 };
 
-/// @return the sum over the LANES threads, side by side, that work on one item
+/// @return the sum over the LANES threads, side by side, that work on one item; all threads of the warp take part
 template <int LANES>
 KN_FN float sum_of_lanes(float v) {
-    const unsigned mates = (0xffffffffu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);
     KN_UNROLL_ALL
-    for (int offset = LANES / 2; offset; offset /= 2) v += __shfl_xor_sync(mates, v, offset);
+    for (int offset = LANES / 2; offset; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
     return v;
 }
 KN_FN unsigned size_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }  // NaN counts as larger than all
@@ -170,45 +169,43 @@ KN_FN void survey(const typename G::Arguments& a) {
     const int lane = static_cast<int>(thread % LANES);
     const long long batch = item / each, k = item - batch * each;
     const bool is_pair = k >= a.m + a.n, is_row = !is_pair && k < a.m;
-    unsigned largest = 0, norm_bits = 0, slope = 0;
+    unsigned largest = 0, slope = 0;
+    float norm = 0, square = 0, both = 0;
     if (!is_pair) {
         const CentredPoint<G> p(a, batch, is_row ? k : k - a.m, is_row);
-        float norm = 0;
         for (int d = lane; d < P::LENGTH; d += LANES) {
             const float v = p(d);
             largest = max(largest, size_bits(v));
             norm += v * v;
         }
-        norm_bits = __float_as_uint(norm);
         if (G::F::EXPONENT && k == 0 && lane == 0) {
             const float s = P::slope(a, batch);
             slope = s <= 0 ? size_bits(s) : __float_as_uint(static_cast<float>(KN_INF));
         }
-    }
-    const float norm = sum_of_lanes<LANES>(__uint_as_float(norm_bits));
-    if (is_pair) {
+    } else {
         const long long q = k - a.m - a.n;
         const unsigned hash = static_cast<unsigned>(q) * 2654435761u;
         const CentredPoint<G> x(a, batch, q * a.m / P::PAIRS, true), y(a, batch, static_cast<long long>(hash) * a.n >> 32, false);
-        float square = 0, both = 0;
         for (int d = lane; d < P::LENGTH; d += LANES) {
             const float u = x(d), v = y(d), w = u - v;
             square += w * w, both += u * u + v * v;
         }
+    }
+    norm = sum_of_lanes<LANES>(norm);
+    if (PAIRS) {
         square = sum_of_lanes<LANES>(square), both = sum_of_lanes<LANES>(both);
-        if (lane == 0 && !(square >= P::NEARNESS * both) && number < a.total) atomicAdd(&P::survey(a, batch)->near, 1u);
+        if (is_pair && lane == 0 && !(square >= P::NEARNESS * both) && number < a.total)
+            atomicAdd(&P::survey(a, batch)->near, 1u);
     }
     Survey* s = P::survey(a, batch);
     const unsigned all = 0xffffffffu;
     const long long first = __shfl_sync(all, batch, 0);
-    unsigned largest_row = is_row ? largest : 0;
+    unsigned largest_row = is_row ? largest : 0, norm_bits = size_bits(norm);
     if (!G::F::SQUARE && is_row) largest = 0;
     if (__all_sync(all, batch == first)) {  // one batch element in the warp, as nearly always
         largest = __reduce_max_sync(all, largest), largest_row = __reduce_max_sync(all, largest_row);
-        norm_bits = __reduce_max_sync(all, size_bits(norm)), slope = __reduce_max_sync(all, slope);
+        norm_bits = __reduce_max_sync(all, norm_bits), slope = __reduce_max_sync(all, slope);
         if (threadIdx.x % 32) return;
-    } else {
-        norm_bits = size_bits(norm);
     }
     atomicMax(&s->largest, largest);
     if (!G::F::SQUARE) atomicMax(&s->largest_row, largest_row);

@@ -25,13 +25,20 @@ import torch
 from kernops.backends import cache
 from kernops.codegen import nearest
 from kernops.codegen.instantiate import HEADERS
+from kernops.codegen.matrix_source import MATRIX_HEADERS
 from kernops.geometric.kernels import cuda
 from kernops.geometric.kernels import source as geometric
 from tests.geometric.cases import At
 
 _HERE = Path(__file__).parent
 _KERNELS = Path(cuda.__file__).parents[2] / "cuda"
-_HEADERS = ("math.cuh", *geometric.HEADERS, *(name for name in HEADERS if name != "math.cuh"), *nearest.HEADERS)
+_HEADERS = (
+    "math.cuh",
+    *geometric.HEADERS,
+    *(name for name in HEADERS if name != "math.cuh"),
+    *nearest.HEADERS,
+    *MATRIX_HEADERS,
+)
 _SONAME = "libkernops-emulated-cuda.so"
 
 #: PTX in the headers -> the same in C++.
@@ -39,6 +46,18 @@ _PTX = {
     'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));': "_Float16 h; memcpy(&h, &x.bits, 2); y = h;",
     'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));': "const _Float16 h = x; memcpy(&y.bits, &h, 2);",
 }
+
+#: Header, PTX in it, and the same in C++, for sums on matrix units.
+_MATRIX_PTX = (
+    ("math.cuh", 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));', "r = exp2f(a);"),
+    ("math.cuh", 'asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));', "r = sqrtf(a);"),
+    ("halves.cuh", 'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));', "const _Float16 g = x; memcpy(&h, &g, 2);"),
+    ("halves.cuh", 'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(h)));',
+     "const unsigned short b = h; _Float16 g; memcpy(&g, &b, 2); x = g;"),
+    ("halves.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));',
+     "r = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;"),
+    ("matrix.cuh", 'asm volatile("" ::: "memory");', ""),
+)  # fmt: skip
 
 #: Shared memory of a size that the launch says.
 _DYNAMIC = "extern __shared__ __align__(16) unsigned char shared[];", "unsigned char* const shared = emulated_shared;"
@@ -92,8 +111,11 @@ def _headers() -> dict[str, str]:
     for ptx, text in _PTX.items():
         assert ptx in texts["rows.cuh"], f"rows.cuh no longer has {ptx}"
         texts["rows.cuh"] = texts["rows.cuh"].replace(ptx, text)
-    texts = {name: text.replace(*_DYNAMIC) for name, text in texts.items()}
-    for name in ("nearest_ptx", "nearest_hopper"):
+    for name, ptx, text in _MATRIX_PTX:
+        assert ptx in texts[name], f"{name} no longer has {ptx}"
+        texts[name] = texts[name].replace(ptx, text)
+    texts = {name: text.replace("__align__(128)", "__align__(16)").replace(*_DYNAMIC) for name, text in texts.items()}
+    for name in ("nearest_ptx", "nearest_hopper", "mma"):
         texts[f"{name}.cuh"] = (_HERE / f"{name}.h").read_text(encoding="utf-8")
     return texts
 

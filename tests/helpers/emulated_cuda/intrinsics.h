@@ -123,6 +123,24 @@ static inline unsigned __umulhi(unsigned a, unsigned b) {
 }
 static inline int __popc(unsigned a) { return __builtin_popcount(a); }
 static inline int __ffs(unsigned a) { return __builtin_ffs(static_cast<int>(a)); }
+static inline float __int_as_float(int bits) { return emulated_bits<float>(bits); }
+static inline int __float_as_int(float number) { return emulated_bits<int>(number); }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline int __ffsll(unsigned long long a) { return __builtin_ffsll(static_cast<long long>(a)); }
+static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+template <class T>
+static inline T atomicMax(T* to, T value) {
+    const T before = *to;
+    if (value > before) *to = value;
+    return before;
+}
+static inline bool __all_sync(unsigned mask, bool value) { return emulated::ballot(mask, value) == mask; }
+static inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    const unsigned* const all = emulated::gather(value);
+    unsigned most = 0;
+    for (int k = 0; k < 32; ++k) most = max(most, all[k]);
+    return most;
+}
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dsub_rn(double a, double b) { return a - b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
