@@ -15,8 +15,7 @@
 // adds at most FLOOR (|x| + |y|) sqrt(LENGTH) <= EPSILON (|x|^2 + |y|^2) + FLOOR^2 LENGTH / EPSILON. What this means for the result:
 //   EXACT   the formula reads S only as an exponent slope S + ...: the kernel is off by |slope| EPSILON (|x|^2 + |y|^2) ln 2.
 //           Used if |slope| (|x|^2 + |y|^2) is at most FAR for nearly all pairs and at most FARTHEST for all.
-//   NEAR    S is off by at most 2^-16 of itself (typically by 2^-20, as from direct differences of this many components),
-//           because pairs with S < NEARNESS (|x|^2 + |y|^2 + FLOOR^2 LENGTH / EPSILON^2), NEARNESS = 2^16 EPSILON, are computed anew
+//   NEAR    S is off by at most 2^-16 of itself, because pairs with S < NEARNESS (|x|^2 + |y|^2 + FLOOR^2 LENGTH / EPSILON^2), NEARNESS = 2^16 EPSILON, are computed anew
 //           from direct differences. Not for moments, whose terms are differences of sums.
 //   PLAIN   neither, for data that is not finite, has many near pairs, or a few points that dwarf the others, and for exponents
 //           that grow with S: the plain kernel computes the result.

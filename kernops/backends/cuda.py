@@ -1,6 +1,6 @@
 """The CUDA back end: compiled templates, launched on torch's current stream.
 
-A call allocates its results and scratch from torch's caching allocator on that stream, launches one to four kernels and
+A call allocates its results and scratch from torch's caching allocator on that stream, launches a few kernels and
 returns; nothing synchronises, so it can be captured into a CUDA graph. All decisions that depend on sizes only are made
 once and kept (:class:`Launch`); a call then costs a few microseconds of Python.
 """

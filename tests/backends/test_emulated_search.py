@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernops.backends import cuda, driver, pruned_cuda
-from kernops.backends import launch as launching
+from kernops.backends import cuda, pruned_cuda
 from kernops.codegen import instantiate
 from kernops.codegen import schedule as scheduling
 from kernops.codegen.facts import facts
@@ -21,7 +20,7 @@ from kernops.formula.ops import apply
 from kernops.formula.plan import make_plan
 from tests.helpers import emulated_cuda
 from tests.helpers.clouds import CLOUDS, cloud
-from tests.helpers.emulated_cuda import Emulation
+from tests.helpers.emulated_cuda import Emulation, emulate_reductions
 
 pytestmark = pytest.mark.skipif(emulated_cuda.missing() is not None, reason=str(emulated_cuda.missing()))
 
@@ -32,16 +31,7 @@ DEVICE = Device(3, 232448, (9, 0))
 
 @pytest.fixture(autouse=True)
 def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulation]:
-    emulation = Emulation(monkeypatch)
-
-    def launch(device: object, kernel: tuple[str, str], blocks: int, threads: int, *rest: object) -> None:
-        text, name = kernel
-        emulation.launch(text, name, threads, blocks, torch.device("cpu"), rest[-1])  # type: ignore[arg-type]
-
-    monkeypatch.setattr(cuda, "compiled", lambda text, what, index, shared, names: {k: (text, k) for k in names})
-    monkeypatch.setattr(driver, "launch", launch)
-    for module in (launching, pruned_cuda):
-        monkeypatch.setattr(module, "stream_of", lambda index: 0)
+    emulation = emulate_reductions(monkeypatch)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # and so fills what `torch.empty` returns with NaN and the largest integer
     yield emulation

@@ -22,7 +22,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernops.backends import cache
+from kernops.backends import cache, driver, launch, pruned_cuda
+from kernops.backends import cuda as reductions
 from kernops.codegen import nearest
 from kernops.codegen.instantiate import HEADERS
 from kernops.codegen.matrix_source import MATRIX_HEADERS
@@ -207,6 +208,21 @@ class Emulation:
         problem = run(ctypes.byref(call))
         if problem is not None:
             raise RuntimeError(f"{name}: {problem.decode()}")
+
+
+def emulate_reductions(monkeypatch: pytest.MonkeyPatch) -> Emulation:
+    """An emulation in which the kernels of ``kernops.backends.cuda`` run on tensors of the processor."""
+    emulation = Emulation(monkeypatch)
+
+    def start(device: object, kernel: tuple[str, str], blocks: int, threads: int, *rest: object) -> None:
+        text, name = kernel
+        emulation.launch(text, name, threads, blocks, torch.device("cpu"), rest[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reductions, "compiled", lambda text, what, index, shared, names: {k: (text, k) for k in names})
+    monkeypatch.setattr(driver, "launch", start)
+    for module in (launch, pruned_cuda):
+        monkeypatch.setattr(module, "stream_of", lambda index: 0)
+    return emulation
 
 
 class Emulated(At):
