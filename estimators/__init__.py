@@ -9,11 +9,13 @@ float32, on the device that ``device`` names. Importing this package imports sci
 from ._classification import KNeighborsClassifier
 from ._density import KernelDensity
 from ._gaussian_process import GaussianProcessRegressor
+from ._gaussian_process_classifier import GaussianProcessClassifier
 from ._kernel_ridge import KernelRidge
 from ._neighbors import NearestNeighbors
 from ._splat import SplatPooling
 
 __all__ = [
+    "GaussianProcessClassifier",
     "GaussianProcessRegressor",
     "KNeighborsClassifier",
     "KernelDensity",

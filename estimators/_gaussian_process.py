@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import linalg, optimize
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin, clone
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 from sklearn.utils import check_random_state
-from sklearn.utils.optimize import _check_optimize_result
 from sklearn.utils.validation import validate_data
 
 from ..kernels import from_sklearn
-from ..operators import ConvergenceWarning as ResidualWarning
-from ..operators import KernelOperator, NotPositiveDefiniteError, NumericalWarning
-from ..operators.solving import PRECONDITIONERS, SMALL, factorize
-from ._base import FLOATS, OneOf, Within, array, check_parameters, tensors
+from ..operators import KernelOperator, NotPositiveDefiniteError
+from ..operators.solving import factorize
+from ._base import FLOATS, OneOf, Within, array, check_parameters
+from ._gaussian_process_base import Evaluation, GaussianProcess, final_warnings_only, note_of
+from ._posterior import Dense, Iterative, covariance, variance
+from ._progress import with_callbacks
 
 Tensor = torch.Tensor
 
-#: Queries whose variances are computed at once.
-QUERIES = 128
 
-
-@contextmanager
-def _final_warnings_only() -> Iterator[None]:
-    """Without the solvers' warnings: what holds at the end of ``fit`` is said at its end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        warnings.simplefilter("ignore", ResidualWarning)
-        yield
-
-
-class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess):
     """Gaussian process regression, as ``sklearn.gaussian_process.GaussianProcessRegressor``, beyond a dense matrix.
 
     Up to 2,000 samples everything is exact, by Cholesky's decomposition. Above, systems are solved by preconditioned
@@ -64,7 +49,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tol: residual, relative to the targets', at which conjugate gradients stop.
         max_iter: most iterations of conjugate gradients; None leaves it to the solver.
         preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"`` or None.
+        rank: of the preconditioner; None for 100, or 10⁶/n_samples where that is more. A higher one takes fewer
+            iterations and makes likelihoods and their gradients more accurate.
         n_probes: random vectors that a log-determinant is estimated from.
+        verbose: 1 for a progress bar where tqdm is installed, and a line for each evaluation of the likelihood where it
+            is not; 2 for the lines; to stderr. ``set_callbacks`` is there with scikit-learn 1.9 and later.
 
     Attributes:
         X_train_, y_train_: the training data, the targets as they were normalized.
@@ -72,6 +61,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         alpha_: weights (n_samples,) or (n_samples, n_targets) of the kernels around the training samples.
         L_: by Cholesky, the factor (n_samples, n_samples).
         log_marginal_likelihood_value_: at ``kernel_.theta``.
+        log_marginal_likelihood_error_: its standard error, from the spread of the random vectors; 0 by Cholesky.
         n_iter_: iterations for ``alpha_``; 1 by Cholesky.
         residual_: the largest relative residual of ``alpha_``; 0 by Cholesky.
         n_features_in_, feature_names_in_: of the training data.
@@ -85,17 +75,9 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """
 
     _rules = {
-        "optimizer": OneOf(("fmin_l_bfgs_b", None), functions=True),
-        "n_restarts_optimizer": Within(0, kind=Integral),
+        **GaussianProcess._rules,
         "normalize_y": OneOf((True, False)),
-        "copy_X_train": OneOf((True, False)),
         "n_targets": Within(1, kind=Integral, or_none=True),
-        "dtype": OneOf(("auto", "float32", "float64")),
-        "solver": OneOf(("auto", "cholesky", "cg")),
-        "tol": Within(0, closed=False),
-        "max_iter": Within(1, kind=Integral, or_none=True),
-        "preconditioner": OneOf(("auto", None, *PRECONDITIONERS)),
-        "n_probes": Within(1, kind=Integral),
     }
 
     def __init__(
@@ -115,7 +97,9 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tol=1e-4,
         max_iter=None,
         preconditioner="auto",
+        rank=None,
         n_probes=10,
+        verbose=0,
     ):
         self.kernel = kernel
         self.alpha = alpha
@@ -131,9 +115,12 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.tol = tol
         self.max_iter = max_iter
         self.preconditioner = preconditioner
+        self.rank = rank
         self.n_probes = n_probes
+        self.verbose = verbose
 
     # --- fitting --------------------------------------------------------------------------------------------------
+    @with_callbacks
     def fit(self, X, y):
         """Optimize the kernel's parameters, and solve for the weights.
 
@@ -150,7 +137,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             )
         self.kernel_ = self._given_kernel()
         self._noise(len(X))
-        y = y.astype(np.float64)
+        given, y = y, y.astype(np.float64)
         self._y_mean, self._y_scale = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
         if self.normalize_y:
             self._y_mean, scale = y.mean(axis=0), y.std(axis=0)
@@ -159,103 +146,43 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.X_train_ = np.copy(X) if self.copy_X_train else X
         self.y_train_ = y
         random = check_random_state(self.random_state)
-        optimized = self.optimizer is not None and self.kernel_.n_dims > 0
-        starts = self._starts(random) if optimized else []  # first, so that they are those of scikit-learn
+        starts = self._starts(random)  # first, so that they are those of scikit-learn
         self._seed = int(random.randint(2**31 - 1))
-        if optimized:
-            self._optimize(starts)
-        else:
-            with _final_warnings_only():
-                self.log_marginal_likelihood_value_ = self._likelihood(self.kernel_.theta)
-        self._solve()
+        self._learn(starts, X, given)
         return self
-
-    def _given_kernel(self) -> Any:
-        if self.kernel is None:
-            return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
-        if not isinstance(self.kernel, Kernel):
-            raise TypeError(
-                f"kernel must be a kernel of sklearn.gaussian_process.kernels, or None; got {self.kernel!r}"
-            )
-        return clone(self.kernel)
 
     def _noise(self, n: int) -> np.ndarray:
         """``alpha``, of shape (1,) or (n,)."""
         alpha = np.atleast_1d(np.asarray(self.alpha, dtype=np.float64))
         if alpha.shape not in ((1,), (n,)):
             raise ValueError(f"alpha must be a number or one for each of {n} samples; got shape {alpha.shape}")
-        if not (alpha >= 0).all():
+        if not ((alpha >= 0) & np.isfinite(alpha)).all():
             raise ValueError(f"alpha must be a number >= 0 or an array of such; got {self.alpha!r}")
         return alpha
 
-    def _starts(self, random: np.random.RandomState) -> list[np.ndarray]:
-        bounds = self.kernel_.bounds
-        if self.n_restarts_optimizer and not np.isfinite(bounds).all():
-            raise ValueError("n_restarts_optimizer > 0 needs finite bounds of all parameters of the kernel")
-        return [self.kernel_.theta, *(random.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer))]
-
-    def _optimize(self, starts: list[np.ndarray]) -> None:
-        found = [self._minimize(start, self.kernel_.bounds) for start in starts]
-        theta, value = min(found, key=lambda pair: pair[1])
-        self.kernel_.theta = theta
-        self.kernel_._check_bounds_params()
-        self.log_marginal_likelihood_value_ = -float(value)
-
-    def _minimize(self, start: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, float]:
-        def objective(theta: np.ndarray, eval_gradient: bool = True) -> Any:
-            if not eval_gradient:
-                return -self._likelihood(theta)
-            value, gradient = self._likelihood(theta, True)
-            return -value, -gradient
-
-        with _final_warnings_only():
-            if callable(self.optimizer):
-                return self.optimizer(objective, start, bounds=bounds)
-            result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
-        if self._dense or result.status != 2:  # a line search ends where the noise of an estimate begins
-            _check_optimize_result("lbfgs", result)
-        return result.x, float(result.fun)
-
-    def _solve(self) -> None:
+    def _finish(self) -> str:
         """``alpha_``, and by Cholesky ``L_``."""
         operator, targets = self._system()
         if self._dense:
-            factor, _ = factorize(operator)
+            factor, report = factorize(operator)
             weights = torch.cholesky_solve(targets, factor)
             self.L_, self.n_iter_, self.residual_ = array(factor), 1, 0.0
         else:
-            with _final_warnings_only():
-                weights, report = operator.solve(targets, return_report=True, **self._settings())
+            with final_warnings_only():
+                weights, report = operator.solve(targets, return_report=True, **self._settings(operator))
             self.n_iter_, self.residual_ = max(1, report.iterations), float(report.residual.max())
             if not report.converged:
                 warnings.warn(
                     f"GaussianProcessRegressor stopped after {self.n_iter_} iterations at a relative residual of "
-                    f"{self.residual_:.1e}, above tol={self.tol:g}: {report.reason}. A larger alpha, tol or max_iter "
-                    "helps, or float64",
+                    f"{self.residual_:.1e}, above tol={self.tol:g}: {report.reason}. A larger alpha, tol, rank or "
+                    "max_iter helps, or float64",
                     ConvergenceWarning,
-                    stacklevel=3,
+                    stacklevel=6,
                 )
         self.alpha_ = array(weights).reshape(self.y_train_.shape)
+        return note_of(report)
 
-    # --- the system -----------------------------------------------------------------------------------------------
-    @property
-    def _dense(self) -> bool:
-        return self.solver == "cholesky" or (self.solver == "auto" and len(self.X_train_) <= SMALL)
-
-    def _points(self, *arrays: np.ndarray) -> tuple[Tensor, ...]:
-        """Arrays on the device, in the dtype that is computed in."""
-        auto = np.float64 if self._dense else self.X_train_.dtype
-        dtype = auto if self.dtype == "auto" else self.dtype
-        return tensors(self.device, *(a.astype(dtype, copy=False) for a in arrays))
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "method": "cholesky" if self._dense else "cg",
-            "tol": float(self.tol),
-            "max_iter": self.max_iter,
-            "preconditioner": self.preconditioner,
-        }
-
+    # --- the likelihood -------------------------------------------------------------------------------------------
     def _system(self, theta: Tensor | None = None) -> tuple[KernelOperator, Tensor]:
         """The matrix with its noise, and the targets."""
         n = len(self.X_train_)
@@ -263,19 +190,25 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         kernel = from_sklearn(self.kernel_, None if theta is None else theta.to(x))
         return KernelOperator(kernel, x).add_diagonal(noise), y
 
-    def _likelihood(self, theta: np.ndarray, eval_gradient: bool = False) -> Any:
+    def _evaluate(self, theta: np.ndarray, eval_gradient: bool) -> Evaluation:
         parameters = torch.tensor(theta, dtype=torch.float64, requires_grad=eval_gradient)
         n, count = len(self.X_train_), self.y_train_.size // len(self.X_train_)
         try:
             operator, y = self._system(parameters)
-            fit, logdet = operator.inv_quad_logdet(y, n_probes=self.n_probes, seed=self._seed, **self._settings())
-        except NotPositiveDefiniteError:
-            return (-np.inf, np.zeros_like(theta)) if eval_gradient else -np.inf
+            fit, logdet, report = operator.inv_quad_logdet(
+                y, n_probes=self.n_probes, seed=self._seed, return_report=True, **self._settings(operator)
+            )
+        except NotPositiveDefiniteError as error:
+            return Evaluation(-np.inf, np.zeros_like(theta), note=str(error))
         value = -0.5 * (fit.double() + count * logdet.double() + count * n * np.log(2 * np.pi))
+        spread = report.standard_error
+        found = Evaluation(
+            float(value.detach()), None, 0.0 if spread is None else 0.5 * count * float(spread), note_of(report)
+        )
         if not eval_gradient:
-            return float(value.detach())
+            return found
         (gradient,) = torch.autograd.grad(value, parameters) if len(theta) else (torch.zeros(0),)
-        return float(value.detach()), array(gradient).astype(np.float64)
+        return found._replace(gradient=array(gradient).astype(np.float64))
 
     def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
         """The logarithm of the probability of the training targets, summed over targets.
@@ -295,7 +228,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         theta = np.asarray(theta, dtype=np.float64)
         if not clone_kernel:
             self.kernel_.theta = theta
-        return self._likelihood(theta, eval_gradient)
+        found = self._evaluate(theta, eval_gradient)
+        return (found.value, found.gradient) if eval_gradient else found.value
 
     # --- predicting -----------------------------------------------------------------------------------------------
     def predict(self, X, return_std=False, return_cov=False):
@@ -320,14 +254,22 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         mean = array(across @ weights).astype(X.dtype).reshape(len(X), *self.y_train_.shape[1:])
         mean = (mean * self._y_scale + self._y_mean).astype(X.dtype)
         mean = mean[:, 0] if mean.ndim > 1 and mean.shape[1] == 1 else mean
+        if not (return_cov or return_std):
+            return mean
+        own, inverse = KernelOperator(kernel, x), self._inverse()
         if return_cov:
-            return mean, self._spread(self._covariance(KernelOperator(kernel, x), across), 2).astype(X.dtype)
-        if return_std:
-            variance = self._spread(self._variance(KernelOperator(kernel, x), across), 1)
-            if (variance < 0).any():
-                warnings.warn("Predicted variances smaller than 0. Setting those variances to 0.", stacklevel=2)
-            return mean, np.sqrt(np.maximum(variance, 0)).astype(X.dtype)
-        return mean
+            return mean, self._spread(covariance(own, across, inverse)).astype(X.dtype)
+        squares = self._spread(variance(own, across, inverse))
+        inverse.warn("GaussianProcessRegressor.predict")
+        if (squares < 0).any():
+            warnings.warn("Predicted variances smaller than 0. Setting those variances to 0.", stacklevel=2)
+        return mean, np.sqrt(np.maximum(squares, 0)).astype(X.dtype)
+
+    def _inverse(self) -> Dense | Iterative:
+        if self._dense:
+            return Dense(self.L_)
+        operator, _ = self._system()
+        return Iterative(operator, self._preconditioner(operator), float(self.tol), self.max_iter)
 
     def _predict_prior(self, X: np.ndarray, return_std: bool, return_cov: bool) -> Any:
         kernel, count = self._given_kernel(), self.n_targets or 1
@@ -337,46 +279,11 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         spread = kernel(X) if return_cov else np.sqrt(kernel.diag(X))
         return mean, (spread if count == 1 else np.repeat(spread[..., None], count, -1))
 
-    def _spread(self, variance: np.ndarray, axes: int) -> np.ndarray:
+    def _spread(self, variance: np.ndarray) -> np.ndarray:
         """A variance of normalized targets as that of each target."""
         scale = np.atleast_1d(self._y_scale) ** 2
         out = variance.reshape(*variance.shape, 1) * scale
         return out[..., 0] if out.shape[-1] == 1 else out
-
-    def _parts(
-        self, across: KernelOperator, tol: float
-    ) -> Iterator[tuple[slice, np.ndarray, Callable[[np.ndarray], np.ndarray]]]:
-        """A few queries at a time: which, their columns K(fit, x), and the function v -> A⁻¹ v, to ``tol``."""
-        operator = None if self._dense else self._system()[0]
-        settings = {**self._settings(), "tol": tol}
-        if operator is not None:
-            kind = () if self.preconditioner == "auto" else (self.preconditioner,)
-            settings["preconditioner"] = self.preconditioner and operator.preconditioner(*kind)
-
-        def solve(columns: np.ndarray) -> np.ndarray:
-            if operator is None:
-                return linalg.cho_solve((self.L_, True), columns)
-            (b,) = self._points(columns)
-            return array(operator.solve(b, **settings))
-
-        for start in range(0, across.shape[0], QUERIES):
-            rows = slice(start, start + QUERIES)
-            yield rows, array(across[rows, :].to_dense()).T, solve
-
-    def _variance(self, own: KernelOperator, across: KernelOperator) -> np.ndarray:
-        variance = array(own.diagonal()).astype(np.float64)
-        # The error of a quadratic form is that of the residual squared; what it is taken from is not much larger.
-        for rows, columns, solve in self._parts(across, 0.1 * float(self.tol) ** 0.5):
-            variance[rows] -= (columns * solve(columns)).sum(axis=0)
-        return variance
-
-    def _covariance(self, own: KernelOperator, across: KernelOperator) -> np.ndarray:
-        covariance = array(own.to_dense()).astype(np.float64)
-        for rows, columns, solve in self._parts(across, float(self.tol)):
-            solved = solve(columns)
-            (s,) = self._points(solved)
-            covariance[:, rows] -= array(across @ s)
-        return (covariance + covariance.T) / 2
 
     def sample_y(self, X, n_samples=1, random_state=0):
         """Samples of the process at the queries, (n_queries, n_samples) or (n_queries, n_targets, n_samples).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Integral
 
 import numpy as np
@@ -22,12 +23,13 @@ from ..formula.plan import make_plan
 from ..kernels import KERNEL_NAMES, Slots, complete, lookup
 from ..solvers import conjugate_gradients
 from ._base import FLOATS, OneOf, Within, array, check_parameters, tensors
+from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
 #: Up to this many samples the table is small (32 MB) and Cholesky is both faster and more accurate than any iteration.
 SMALL = 2000
 
 
-class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEstimator):
     """Kernel ridge regression, as ``sklearn.kernel_ridge.KernelRidge``, in memory that grows with the samples only.
 
     Args:
@@ -41,6 +43,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tol: conjugate gradients stop where the residual is below ``tol`` times the right-hand side, for every target.
         max_iter: most iterations of conjugate gradients; None leaves it to the solver.
         device: ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"`` or another torch device.
+        verbose: 1 for a progress bar where tqdm is installed, and a line for each iteration where it is not; 2 for the
+            lines; to stderr. ``set_callbacks`` is there with scikit-learn 1.9 and later.
 
     Attributes:
         dual_coef_: weights (n_samples,) or (n_samples, n_targets) of the kernels around the training samples.
@@ -58,6 +62,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         "solver": OneOf(("auto", "cg", "cholesky")),
         "tol": Within(0, closed=False),
         "max_iter": Within(1, kind=Integral, or_none=True),
+        "verbose": VERBOSE,
     }
 
     def __init__(
@@ -73,6 +78,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tol=1e-6,
         max_iter=None,
         device="auto",
+        verbose=0,
     ):
         self.alpha = alpha
         self.kernel = kernel
@@ -84,7 +90,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.tol = tol
         self.max_iter = max_iter
         self.device = device
+        self.verbose = verbose
 
+    @with_callbacks
     def fit(self, X, y, sample_weight=None):
         """Solve ``(K + alpha) dual_coef = y``.
 
@@ -103,9 +111,21 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
             targets = targets * root
         self.X_fit_ = X
         dense = self.solver == "cholesky" or (self.solver == "auto" and len(X) <= SMALL)
-        dual = (self._solve_dense if dense else self._solve_iteratively)(targets, alpha, root)
-        self.dual_coef_ = (dual if root is None else dual * root).reshape(y.shape)
+        with Progress(self, X, y, None if dense else self.max_iter) as progress:
+            dual = self._solve(targets, alpha, root, dense, progress)
+            self.dual_coef_ = (dual if root is None else dual * root).reshape(y.shape)
         return self
+
+    def _solve(
+        self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None, dense: bool, progress: Progress
+    ) -> np.ndarray:  # fmt: skip
+        if dense:
+            progress.begin("solution")
+            dual = self._solve_dense(targets, alpha, root)
+            with suppress(Stopped):
+                progress.end(f"Cholesky to a residual of {self.residual_:.1e}")
+            return dual
+        return self._solve_iteratively(targets, alpha, root, progress)
 
     def predict(self, X):
         """The regression at each sample, (n_queries,) or (n_queries, n_targets)."""
@@ -148,18 +168,28 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         return product
 
-    def _solve_iteratively(self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None) -> np.ndarray:
+    def _solve_iteratively(
+        self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None, progress: Progress
+    ) -> np.ndarray:  # fmt: skip
         one = np.ones(1, targets.dtype)
         x, b, a, r = tensors(self.device, self.X_fit_, targets, alpha, one if root is None else root)
         product = self._product(x, x)
+
+        def told(k: int, residuals: torch.Tensor) -> bool:
+            """Whether a callback asks for the end."""
+            try:
+                progress.end(f"residual {float(residuals.max()):.1e}")
+            except Stopped:
+                return True
+            if k != self.max_iter:
+                progress.begin("iteration")
+            return False
+
+        progress.begin("iteration")
         solution = conjugate_gradients(
-            lambda v: r * product(r * v) + a * v,
-            b,
-            tol=float(self.tol),
-            max_iter=self.max_iter,
-            callback=self._on_iteration,
-            warn=False,
-        )
+            lambda v: r * product(r * v) + a * v, b, tol=float(self.tol), max_iter=self.max_iter, warn=False,
+            callback=told if progress.listening else None,
+        )  # fmt: skip
         self.n_iter_, self.residual_ = max(1, solution.iterations), float(solution.residual.max())
         if not solution.converged:
             warnings.warn(
@@ -169,9 +199,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 stacklevel=3,
             )
         return array(solution.x)
-
-    def _on_iteration(self, k: int, residuals: torch.Tensor) -> None:
-        """Called after iteration k of conjugate gradients, with the relative residual of each target."""
 
     def _solve_dense(self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None) -> np.ndarray:
         table = self._table()

@@ -53,9 +53,8 @@ def from_sklearn(kernel: Any, theta: Tensor | None = None) -> Kernel:
     """
     if not is_sklearn(kernel):
         raise TypeError(f"kernel must be a kernel object of scikit-learn; got {type(kernel).__name__}")
-    count = len(kernel.theta)
-    if theta is not None and tuple(theta.shape) != (count,):
-        raise ValueError(f"theta must have shape ({count},), as kernel.theta has; got {tuple(theta.shape)}")
+    if theta is not None and tuple(theta.shape) != kernel.theta.shape:
+        raise ValueError(f"theta must have shape {kernel.theta.shape}, as kernel.theta has; got {tuple(theta.shape)}")
     return _translate(kernel, None if theta is None else _Reader(theta.exp()))
 
 

@@ -1,8 +1,9 @@
 """Matrices of kernels as operators: products, solutions, determinants, samples, and derivatives of all of them."""
 
-from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning
+from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError
 from .base import LinearOperator
 from .kernel import KernelOperator
+from .rescaled import RescaledOperator
 from .solving import Preconditioner, Report, make_preconditioner
 from .structured import BlockDiagonalOperator, DenseOperator, DiagonalOperator, KroneckerOperator
 
@@ -16,7 +17,9 @@ __all__ = [
     "LinearOperator",
     "NotPositiveDefiniteError",
     "NumericalWarning",
+    "OutOfMemoryError",
     "Preconditioner",
     "Report",
+    "RescaledOperator",
     "make_preconditioner",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..solvers import (
     conjugate_gradients,
     implicit_solve,
     log_quadrature,
+    memory_for,
     nystrom,
     pivoted_cholesky,
 )
@@ -296,8 +298,16 @@ def factorize(operator: LinearOperator) -> tuple[Tensor, Report]:
     Raises:
         NotPositiveDefiniteError: no small diagonal is enough.
         ValueError: the matrix has NaN or infinite entries.
+        OutOfMemoryError: the matrix and its factor do not fit.
     """
-    dense = operator.to_dense()
+    n = operator.shape[-1]
+    like = torch.empty(0, dtype=operator.dtype, device=operator.device)
+    advice = "Conjugate gradients (method='cg', of an estimator solver='cg') need memory for a few vectors only"
+    with memory_for(f"Cholesky's decomposition of {n} x {n}", 2 * n * math.prod(operator.shape[:-1]), like, advice):
+        return _factorized(operator.to_dense())
+
+
+def _factorized(dense: Tensor) -> tuple[Tensor, Report]:
     factor, info = torch.linalg.cholesky_ex(dense)
     if not bool(info.any()):
         return factor, Report("cholesky")

@@ -5,7 +5,7 @@ from .eigen import Eigenpairs, largest_eigenpairs
 from .implicit import implicit_solve
 from .lanczos import Krylov, krylov, log_quadrature, root_product
 from .preconditioners import LowRankPlusDiagonal, nystrom, pivoted_cholesky
-from .problems import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning
+from .problems import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError, memory_for
 
 __all__ = [
     "ConvergenceWarning",
@@ -14,12 +14,14 @@ __all__ = [
     "LowRankPlusDiagonal",
     "NotPositiveDefiniteError",
     "NumericalWarning",
+    "OutOfMemoryError",
     "Solution",
     "conjugate_gradients",
     "implicit_solve",
     "krylov",
     "largest_eigenpairs",
     "log_quadrature",
+    "memory_for",
     "nystrom",
     "pivoted_cholesky",
     "root_product",

@@ -78,7 +78,7 @@ def conjugate_gradients(
         max_iter: largest number of iterations; None for 10 N, and no more than 10 000.
         x0: where to start, of the shape of ``b``; None for 0.
         preconditioner: the product with an approximate inverse of A.
-        callback: called after each iteration with its number and the relative residuals (*B, E).
+        callback: called after each iteration with its number and the relative residuals (*B, E); True ends it.
         warn: whether to emit a ``ConvergenceWarning`` if some right-hand side has not converged.
         history: how many iterations to keep the step lengths of.
 
@@ -95,8 +95,9 @@ def conjugate_gradients(
         while k < limit and state.active:
             state.step()
             k += 1
-            if callback is not None:
-                callback(k, state.relative)
+            if callback is not None and callback(k, state.relative) is True:
+                state.why = "the callback asked for the end"
+                break
         # The recurrence drifts away from the truth: what counts, and where it goes on from, is the answer's residual.
         residual = state.refresh()
         worst = float(residual.max()) if residual.numel() else 0.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 Tensor = torch.Tensor
@@ -17,6 +20,53 @@ class NumericalWarning(UserWarning):
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError):
     """A matrix that has to be positive definite has a negative eigenvalue."""
+
+
+class OutOfMemoryError(torch.cuda.OutOfMemoryError, MemoryError):
+    """There is not as much memory as a computation needs; the message says how much that is, and what needs less."""
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is the allocator's, of a GPU, of torch or of NumPy; not one that is explained already."""
+    if isinstance(error, OutOfMemoryError):
+        return False
+    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    return known or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+@contextmanager
+def memory_for(what: str, numbers: int, like: Tensor, instead: str) -> Iterator[None]:
+    """Explains a run out of memory within: ``what`` needs so many ``numbers`` of ``like``'s dtype at least.
+
+    Args:
+        what: what is computed, the subject of the message.
+        numbers: how many of them are stored at once, at the least.
+        like: a tensor of the dtype and device.
+        instead: what needs less.
+
+    Raises:
+        OutOfMemoryError: instead of the allocator's error.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        free = ""
+        if like.is_cuda:
+            left, whole = torch.cuda.mem_get_info(like.device)
+            free = f", where {size_of(left)} of {size_of(whole)} are free"
+        size, dtype = size_of(numbers * like.element_size()), str(like.dtype).removeprefix("torch.")
+        raise OutOfMemoryError(f"{what} needs {size} or more of {dtype} on {like.device}{free}. {instead}") from error
+
+
+def size_of(count: float) -> str:
+    """A number of bytes, in words."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def check_floats(name: str, b: Tensor) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_iris
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from kernops.estimators import (
+    GaussianProcessClassifier,
     GaussianProcessRegressor,
     KernelDensity,
     KernelRidge,
@@ -31,6 +32,8 @@ ESTIMATORS: list[BaseEstimator] = [
     KernelRidge(kernel="rbf", solver="cg", tol=1e-2),
     GaussianProcessRegressor(),
     GaussianProcessRegressor(RBF() + WhiteKernel(), solver="cg", optimizer=None, random_state=0),
+    GaussianProcessClassifier(),
+    GaussianProcessClassifier(RBF(), solver="cg", tol=1e-2, rank=20, optimizer=None, random_state=0),
 ]
 
 
@@ -76,7 +79,7 @@ def test_takes_data_frames(fitted: Any) -> None:
 def test_computes_in_the_dtype_of_the_data(fitted: Any, dtype: type) -> None:
     X, y = load_iris(return_X_y=True)
     out = answers(clone(fitted).fit(X.astype(dtype), y), X.astype(dtype))
-    if not isinstance(fitted, KNeighborsClassifier):  # whose answers are labels
+    if not isinstance(fitted, ClassifierMixin):  # whose answers are labels
         assert out.dtype == dtype
     np.testing.assert_allclose(out, answers(fitted, X), atol=1e-3)
 
@@ -109,6 +112,15 @@ BAD: list[tuple[BaseEstimator, type[Exception], str]] = [
     (GaussianProcessRegressor(n_probes=0), ValueError, "n_probes .* an integer >= 1; got 0"),
     (GaussianProcessRegressor(dtype="float16"), ValueError, "dtype .* 'float32', 'float64'; got 'float16'"),
     (GaussianProcessRegressor(preconditioner="jacobi"), ValueError, "preconditioner .* 'nystrom'; got 'jacobi'"),
+    (GaussianProcessRegressor(rank=0), ValueError, "rank .* an integer >= 1 or None; got 0"),
+    (GaussianProcessRegressor(verbose=3), ValueError, "verbose .* one of 0, 1, 2, .*; got 3"),
+    (GaussianProcessClassifier(max_iter_predict=0), ValueError, "max_iter_predict .* an integer >= 1; got 0"),
+    (GaussianProcessClassifier(multi_class="softmax"), ValueError, "multi_class .* 'one_vs_one'; got 'softmax'"),
+    (GaussianProcessClassifier("rbf"), TypeError, r"kernel must be a kernel of sklearn.*; got 'rbf'"),
+    (GaussianProcessClassifier(RBF(-1.0)), ValueError, "length_scale of RBF must be finite and > 0; got -1.0"),
+    (GaussianProcessRegressor(RBF([1.0, 0.0])), ValueError, r"length_scale of RBF must be .* > 0; got \[1.0, 0"),
+    (GaussianProcessRegressor(RBF([1.0, 2.0])), ValueError, "one number or one for each of 4 features; got 2"),
+    (KernelRidge(verbose="yes"), ValueError, "verbose .* one of 0, 1, 2, .*; got 'yes'"),
 ]
 
 

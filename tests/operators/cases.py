@@ -17,6 +17,7 @@ from kernops.operators import (
     KernelOperator,
     KroneckerOperator,
     LinearOperator,
+    RescaledOperator,
 )
 
 Tensor = torch.Tensor
@@ -127,6 +128,19 @@ ROWS = torch.tensor([4, 0, 7, 3])
 OPERATORS: dict[str, Callable[[], tuple[LinearOperator, Tensor]]] = {
     "kernel": lambda: (kernel(), dense()),
     "kernel of a LazyTensor": lambda: (KernelOperator(kernel().lazy).add_diagonal(1.0), dense(noise=1.0)),
+    "rescaled": lambda: (RescaledOperator(kernel(), NOISE), NOISE[:, None] * dense() * NOISE),
+    "rescaled, and a diagonal": lambda: (
+        RescaledOperator(kernel(), NOISE).add_diagonal(1.0),
+        NOISE[:, None] * dense() * NOISE + torch.eye(N, dtype=torch.float64),
+    ),
+    "rescaled, of a batch": lambda: (
+        RescaledOperator(kernel(), torch.stack([NOISE, 2 * NOISE])),
+        torch.stack([f * f * NOISE[:, None] * dense() * NOISE for f in (1, 2)]),
+    ),
+    "rescaled rows": lambda: (
+        RescaledOperator(KernelOperator(k.RBF(ELL), Y, X), rand(7, seed=5), NOISE),
+        rand(7, seed=5)[:, None] * gaussian(Y, X) * NOISE,
+    ),
     "kernel of a batch": lambda: (kernel(XB), dense(XB)),
     "noise of a batch": lambda: (
         kernel(noise=torch.stack([NOISE, 2 * NOISE])),

@@ -18,6 +18,7 @@ from kernops.operators import (
     KernelOperator,
     KroneckerOperator,
     LinearOperator,
+    RescaledOperator,
 )
 from tests.helpers.backends import ON_CPU, need
 from tests.operators.cases import KERNELS, NOISE, OPERATORS, ROWS, XB, N, X, Y, dense, kernel, rand
@@ -32,7 +33,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tol: float = 1e-11) -> None:
 
 SQUARE = [name for name in OPERATORS if OPERATORS[name]()[0].symmetric]
 OTHERS = {"rectangular", "rectangular of a batch", "product", "Kronecker of a rectangle", "rows and columns",
-          "rows, then columns", "transposed"}  # fmt: skip
+          "rows, then columns", "transposed", "rescaled rows"}  # fmt: skip
 
 
 def test_symmetric_operators_are_known():
@@ -269,6 +270,9 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "block": (lambda: BlockDiagonalOperator(DenseOperator(X)), ValueError, "needs a square operator"),
     "Kronecker": (lambda: KroneckerOperator(kernel(), anything(2.0)), TypeError, "small must be a tensor"),
     "matrix": (lambda: DenseOperator(X[0]), TypeError, "matrix must be a tensor"),
+    "rescaled by what": (lambda: RescaledOperator(kernel(), anything(2.0)), TypeError, "rows must be a tensor"),
+    "rescaled by how many": (lambda: RescaledOperator(kernel(), NOISE[:5]), ValueError, r"must have shape \(..., 12\)"),
+    "rescaled columns": (lambda: RescaledOperator(kernel(), NOISE, NOISE.float()), ValueError, "columns must have the"),
     "diagonal's values": (lambda: DiagonalOperator(torch.ones(3).long()), TypeError, "values must be a tensor"),
 }  # fmt: skip
 

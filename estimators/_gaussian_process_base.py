@@ -1,0 +1,230 @@
+"""What the Gaussian process estimators share: parameters, the search for the kernel's, and the way to operators."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import optimize
+from sklearn.base import BaseEstimator, clone
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+from sklearn.utils.optimize import _check_optimize_result
+
+from ..kernels import from_sklearn
+from ..operators import ConvergenceWarning as ResidualWarning
+from ..operators import LinearOperator, NumericalWarning, OutOfMemoryError, Preconditioner, Report
+from ..operators.solving import PRECONDITIONERS, RANK, SMALL
+from ..solvers import memory_for
+from ._base import OneOf, Within, tensors
+from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped
+
+Tensor = torch.Tensor
+
+
+@contextmanager
+def final_warnings_only() -> Iterator[None]:
+    """Without the solvers' warnings: what holds at the end of ``fit`` is said at its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        warnings.simplefilter("ignore", ResidualWarning)
+        yield
+
+
+class Evaluation(NamedTuple):
+    """A likelihood.
+
+    Attributes:
+        value: its logarithm.
+        gradient: by the logarithms of the kernel's parameters, if asked for.
+        error: standard error of the value; 0 where it is exact.
+        note: how it was computed, in words.
+    """
+
+    value: float
+    gradient: np.ndarray | None = None
+    error: float = 0.0
+    note: str = ""
+
+    def __str__(self) -> str:
+        slope = "" if self.gradient is None else f", gradient {np.abs(self.gradient).max(initial=0.0):.1e}"
+        error = f" ± {self.error:.1g}" if self.error else ""
+        return f"{self.value:.7g}{error}{slope}{self.note and ', '}{self.note}"
+
+
+def note_of(report: Report) -> str:
+    """What a solver did, in words."""
+    if report.method == "cholesky":
+        return "Cholesky" + (f" with {report.jitter:.1e} on the diagonal" if report.jitter else "")
+    worst = 0.0 if report.residual is None or not report.residual.numel() else float(report.residual.max())
+    return f"{report.iterations} iterations at rank {report.rank} to a residual of {worst:.1e}"
+
+
+class GaussianProcess(CallbackSupportMixin, BaseEstimator):
+    """A process with one of scikit-learn's kernels, by Cholesky's decomposition or by conjugate gradients.
+
+    A class that is derived from it has the parameters that ``_rules`` names, sets ``X_train_`` and ``kernel_``, and
+    defines ``_evaluate`` and ``_finish``.
+    """
+
+    _rules: dict[str, Any] = {
+        "optimizer": OneOf(("fmin_l_bfgs_b", None), functions=True),
+        "n_restarts_optimizer": Within(0, kind=Integral),
+        "copy_X_train": OneOf((True, False)),
+        "dtype": OneOf(("auto", "float32", "float64")),
+        "solver": OneOf(("auto", "cholesky", "cg")),
+        "tol": Within(0, closed=False),
+        "max_iter": Within(1, kind=Integral, or_none=True),
+        "preconditioner": OneOf(("auto", None, *PRECONDITIONERS)),
+        "rank": Within(1, kind=Integral, or_none=True),
+        "n_probes": Within(1, kind=Integral),
+        "verbose": VERBOSE,
+    }
+
+    def _evaluate(self, theta: np.ndarray, eval_gradient: bool) -> Evaluation:
+        """The likelihood at logarithms of the kernel's parameters."""
+        raise NotImplementedError
+
+    def _finish(self) -> str:
+        """What predictions need is computed for ``kernel_``; returns how, in words."""
+        raise NotImplementedError
+
+    # --- the kernel -----------------------------------------------------------------------------------------------
+    def _given_kernel(self) -> Any:
+        """A copy of ``kernel``, checked."""
+        if self.kernel is None:
+            return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+        if not isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel must be a kernel of sklearn.gaussian_process.kernels, or None; got {self.kernel!r}"
+            )
+        from_sklearn(self.kernel)  # raises for what has no translation, and for parameters out of their range
+        return clone(self.kernel)
+
+    def _starts(self, random: np.random.RandomState) -> list[np.ndarray]:
+        """Where optimizers begin: at the kernel that was given, and at random ones."""
+        if self.optimizer is None or self.kernel_.n_dims == 0:
+            return []
+        bounds = self.kernel_.bounds
+        if self.n_restarts_optimizer and not np.isfinite(bounds).all():
+            raise ValueError("n_restarts_optimizer > 0 needs finite bounds of all parameters of the kernel")
+        return [self.kernel_.theta, *(random.uniform(*bounds.T) for _ in range(self.n_restarts_optimizer))]
+
+    def _learn(self, starts: list[np.ndarray], X: np.ndarray, y: np.ndarray) -> None:
+        """The best kernel, its likelihood, and what predictions need; by iteration where memory is too small."""
+        self._iterate = False
+        with Progress(self, X, y) as progress:
+            try:
+                with self._memory():
+                    return self._search(starts, progress)
+            except OutOfMemoryError as error:
+                if self.solver != "auto" or not self._dense:
+                    raise
+                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=3)
+            self._iterate = True
+            with self._memory():
+                self._search(starts, progress)
+
+    def _memory(self) -> Any:
+        """Explains a run out of memory within."""
+        (few,) = self._points(self.X_train_[:1])
+        n, name = len(self.X_train_), type(self).__name__
+        if self._dense:
+            advice = "Conjugate gradients (solver='cg') need memory for a few vectors only"
+            return memory_for(f"{name} of {n} samples by Cholesky's decomposition", 4 * n * n, few, advice)
+        columns = 8 * (self.n_probes + 1) + 4 * (self.rank or RANK)
+        advice = "A smaller n_probes or rank, dtype='float32' or device='cpu' helps"
+        return memory_for(f"{name} of {n} samples by conjugate gradients", n * columns, few, advice)
+
+    def _search(self, starts: list[np.ndarray], progress: Progress) -> None:
+        if starts:
+            found = [self._minimize(start, self.kernel_.bounds, progress) for start in starts]
+            theta, value, error = min(found, key=lambda each: each[1])
+            self.kernel_.theta = theta
+            self.kernel_._check_bounds_params()
+            self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = -float(value), error
+        else:
+            progress.begin("likelihood")
+            with final_warnings_only():
+                only = self._evaluate(self.kernel_.theta, False)
+            self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = only.value, only.error
+            self._told(progress, self.kernel_.theta, only)
+        progress.begin("solution")
+        text = self._finish()
+        with suppress(Stopped):
+            progress.end(text, lambda: vars(self))
+
+    def _minimize(
+        self, start: np.ndarray, bounds: np.ndarray, progress: Progress
+    ) -> tuple[np.ndarray, float, float]:  # fmt: skip
+        """The best parameters, their negative likelihood, and its standard error."""
+        best = start, np.inf, 0.0
+
+        def objective(theta: np.ndarray, eval_gradient: bool = True) -> Any:
+            nonlocal best
+            progress.begin("likelihood")
+            found = self._evaluate(theta, eval_gradient)
+            if -found.value < best[1]:
+                best = np.array(theta), -found.value, found.error
+            if self._told(progress, theta, found):
+                raise Stopped
+            return (-found.value, -found.gradient) if eval_gradient else -found.value
+
+        with final_warnings_only():
+            try:
+                if callable(self.optimizer):
+                    return (*self.optimizer(objective, start, bounds=bounds), best[2])
+                result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
+            except Stopped:
+                return best
+        if self._dense or result.status != 2:  # a line search ends where the noise of an estimate begins
+            _check_optimize_result("lbfgs", result)
+        return result.x, float(result.fun), best[2]
+
+    def _told(self, progress: Progress, theta: np.ndarray, found: Evaluation) -> bool:
+        """Report an evaluation; whether a callback asks for the end."""
+
+        def fitted() -> dict[str, Any]:
+            """The attributes of this estimator, were it fitted with this theta."""
+            other = copy.copy(self)
+            other.kernel_, other.log_marginal_likelihood_value_ = self.kernel_.clone_with_theta(theta), found.value
+            with final_warnings_only():
+                other._finish()
+            return vars(other)
+
+        try:
+            progress.end(str(found), fitted)
+        except Stopped:
+            return True
+        return False
+
+    # --- the system -----------------------------------------------------------------------------------------------
+    @property
+    def _dense(self) -> bool:
+        few = len(self.X_train_) <= SMALL and not getattr(self, "_iterate", False)
+        return self.solver == "cholesky" or (self.solver == "auto" and few)
+
+    def _points(self, *arrays: np.ndarray) -> tuple[Tensor, ...]:
+        """Arrays on the device, in the dtype that is computed in."""
+        auto = np.float64 if self._dense else self.X_train_.dtype
+        dtype = auto if self.dtype == "auto" else self.dtype
+        return tensors(self.device, *(a.astype(dtype, copy=False) for a in arrays))
+
+    def _settings(self, operator: LinearOperator, kept: Preconditioner | None = None) -> dict[str, Any]:
+        """For ``solve`` and ``inv_quad_logdet`` of an operator."""
+        if self._dense:
+            return {"method": "cholesky"}
+        made = kept or self._preconditioner(operator)
+        return {"method": "cg", "tol": float(self.tol), "max_iter": self.max_iter, "preconditioner": made}
+
+    def _preconditioner(self, operator: LinearOperator) -> Preconditioner | None:
+        if self.preconditioner is None:
+            return None
+        kind = "pivoted_cholesky" if self.preconditioner == "auto" else self.preconditioner
+        with torch.no_grad():
+            return operator.preconditioner(kind, self.rank)

@@ -1,0 +1,192 @@
+"""Variances and covariances of predictions, a few queries at a time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import linalg
+from sklearn.exceptions import ConvergenceWarning
+
+from ..operators import ConvergenceWarning as ResidualWarning
+from ..operators import KernelOperator, LinearOperator, OutOfMemoryError, Preconditioner
+from ..solvers.problems import ran_out_of_memory, size_of, wide
+from ._base import array
+
+Tensor = torch.Tensor
+
+#: Queries that are computed at once, where memory is not short.
+QUERIES = 128
+#: Most times that systems are solved more accurately, because a variance is small beside what it is a difference of.
+ROUNDS = 4
+#: Variances are accurate to this many times ``tol``, of themselves.
+ACCURACY = 10.0
+
+
+def in_tiles(count: int, size: int, work: Callable[[slice], None], what: str, each: int) -> None:
+    """``work`` of all numbers below ``count``, so many at a time; fewer where it runs out of memory.
+
+    Args:
+        count, size: as above.
+        work: of a slice of the numbers.
+        what: the subject of an error's message.
+        each: bytes that one number needs at the least.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory for a single one.
+    """
+    start = 0
+    while start < count:
+        rows = slice(start, min(start + size, count))
+        try:
+            work(rows)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            if size == 1:
+                raise OutOfMemoryError(f"{what} needs {size_of(each)} or more for a single query") from error
+            size = max(1, size // 4)
+        else:
+            start = rows.stop
+
+
+class Dense:
+    """S A⁻¹ S of a matrix A whose Cholesky factor is at hand, and a diagonal S."""
+
+    def __init__(self, factor: np.ndarray, scale: np.ndarray | None = None) -> None:
+        self.factor, self.scale = factor, scale
+
+    def _half(self, columns: Tensor) -> np.ndarray:
+        c = array(columns).astype(self.factor.dtype, copy=False)
+        c = c if self.scale is None else self.scale[:, None] * c
+        return linalg.solve_triangular(self.factor, c, lower=True, check_finite=False)
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """S A⁻¹ S C."""
+        out = linalg.solve_triangular(self.factor, self._half(columns), lower=True, trans=1, check_finite=False)
+        return torch.as_tensor(out if self.scale is None else self.scale[:, None] * out).to(columns)
+
+    def quadratic(self, columns: Tensor, prior: Tensor) -> Tensor:
+        """The diagonal of Cᵀ S A⁻¹ S C."""
+        return torch.as_tensor((self._half(columns) ** 2).sum(axis=0)).to(prior)
+
+    def warn(self, name: str) -> None:
+        """Nothing is amiss."""
+
+
+class Iterative:
+    """S A⁻¹ S of an operator A, by conjugate gradients.
+
+    A variance is what is left of a prior's when a quadratic form cᵀ A⁻¹ c is taken away, and may be small beside both.
+    For an x with the residual r = c - A x, the form is (c + r)ᵀ x + rᵀ A⁻¹ r. The last term is what is not known; it is
+    at most rᵀ P⁻¹ r for a P with P ≤ A in the sense of quadratic forms, which holds for a pivoted Cholesky
+    decomposition of a part of A (A - P is a Schur complement), and for the diagonal of a part that was added. Where
+    that is not small beside the variance, the system is solved more accurately.
+
+    Args:
+        operator: A.
+        preconditioner: P, or None.
+        tol: of the estimator.
+        max_iter: most iterations of a solution.
+        scale: the diagonal of S, (N,); None for ones.
+    """
+
+    def __init__(
+        self,
+        operator: LinearOperator,
+        preconditioner: Preconditioner | None,
+        tol: float,
+        max_iter: int | None,
+        scale: Tensor | None = None,
+    ) -> None:
+        self.operator, self.tol, self.scale = operator, tol, scale
+        self.settings = {"method": "cg", "max_iter": max_iter, "preconditioner": preconditioner, "return_report": True}
+        self.below = self._part_below(preconditioner)
+        self.error = 0.0  # the largest relative error that a variance may have
+
+    def _part_below(self, preconditioner: Preconditioner | None) -> Callable[[Tensor], Tensor] | None:
+        """The inverse of a P ≤ A."""
+        if preconditioner is not None and preconditioner.kind == "pivoted_cholesky":
+            return preconditioner.solve
+        diagonal = self.operator._split()[1]
+        return None if diagonal is None else (lambda r: r / diagonal[..., None])
+
+    def _scaled(self, c: Tensor) -> Tensor:
+        return c if self.scale is None else self.scale[:, None] * c
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """S A⁻¹ S C, to ``tol``."""
+        return self._scaled(self.operator.solve(self._scaled(columns), tol=self.tol, **self.settings)[0])
+
+    def quadratic(self, columns: Tensor, prior: Tensor) -> Tensor:
+        """The diagonal of Cᵀ S A⁻¹ S C, so that the prior's variance less that is accurate to ``ACCURACY tol``."""
+        columns = self._scaled(columns)
+        accuracy, tol, x, settings = ACCURACY * self.tol, 0.1 * self.tol**0.5, None, dict(self.settings)
+        floor = prior.abs().max() * (100 * torch.finfo(columns.dtype).eps)
+        for _ in range(ROUNDS):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResidualWarning)
+                x, report = self.operator.solve(columns, x0=x, tol=tol, **settings)
+            rest = columns - self.operator @ x
+            form = (wide(columns + rest) * wide(x)).sum(-2)
+            left = torch.maximum(wide(prior) - form, wide(floor))
+            unknown = torch.zeros_like(form) if self.below is None else (wide(rest) * wide(self.below(rest))).sum(-2)
+            error = float((unknown / left).max()) if left.numel() else 0.0
+            if not error > accuracy:
+                break
+            tol *= 0.5 * (accuracy / error) ** 0.5
+            if self.settings["max_iter"] is None:  # not without end, where a bound is too pessimistic
+                settings["max_iter"] = 3 * report.iterations + 20
+        self.error = max(self.error, error)
+        return form
+
+    def warn(self, name: str) -> None:
+        """Warn of variances that are less accurate than they should be."""
+        if self.error > 2 * ACCURACY * self.tol:
+            large = "at all" if self.error >= 1 else f"to better than {1 - (1 - self.error) ** 0.5:.1%}"
+            warnings.warn(
+                f"{name}: some standard deviations are not known {large}; they may be too large. More noise (alpha or "
+                "WhiteKernel), a higher rank, a larger max_iter, or float64 helps",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+
+def variance(own: KernelOperator, across: KernelOperator, inverse: Dense | Iterative) -> np.ndarray:
+    """The posterior variance of queries, (n_queries,): the diagonal of K(x, x) - K(x, fit) S A⁻¹ S K(fit, x)."""
+    prior = own.diagonal()
+    out = np.empty(len(prior))
+
+    def work(rows: slice) -> None:
+        columns = across[rows, :].to_dense().mT
+        out[rows] = array(wide(prior[rows]) - inverse.quadratic(columns, prior[rows]))
+
+    in_tiles(len(out), QUERIES, work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
+    return out
+
+
+def covariance(own: KernelOperator, across: KernelOperator, inverse: Dense | Iterative) -> np.ndarray:
+    """The posterior covariance of queries, (n_queries, n_queries), which only NumPy stores as a whole."""
+    count = own.shape[0]
+    try:
+        out = np.zeros((count, count))
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"a covariance of {count} queries needs {size_of(8 * count**2)}. return_std needs {size_of(8 * count)}"
+        ) from error
+    kernel, diagonal = own._split()
+
+    def work(rows: slice) -> None:
+        solved = inverse.solve(across[rows, :].to_dense().mT)
+        block: Any = -wide(across @ solved)
+        if kernel is not None:
+            block = block + wide(kernel[rows, :].to_dense().mT)
+        out[:, rows] = array(block)
+
+    in_tiles(count, QUERIES, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
+    if diagonal is not None:
+        out[np.diag_indices(count)] += array(diagonal)
+    return (out + out.T) / 2
