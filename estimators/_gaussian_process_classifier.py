@@ -142,10 +142,10 @@ class _Binary(ClassifierMixin, GaussianProcess):
         laplace = self._laplace()
         with final_warnings_only():
             mode = self._mode(laplace)
-            root, weights, _ = curvature(mode.f, laplace.y)
+            root, _, _ = curvature(mode.f, laplace.y)
             if isinstance(laplace, DenseLaplace):
                 self.L_ = array(laplace.factor(root)[0])
-        self.pi_, self.W_sr_, self._weights = array(mode.f.sigmoid()), array(root), array(weights)
+        self.pi_, self.W_sr_, self._weights = array(mode.f.sigmoid()), array(root), array(mode.a)
         self.n_iter_, self.residual_ = mode.iterations, mode.residual
         if not mode.residual <= max(self.tol, 1e-6):
             why = f"{mode.iterations} steps were not enough" if mode.iterations >= self.max_iter_predict else (
@@ -323,7 +323,7 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
         self.n_classes_ = len(self.classes_)
         if self.n_classes_ == 1:
             raise ValueError(
-                f"GaussianProcessClassifier needs samples of two classes or more; got 1 class: {self.classes_[0]!r}"
+                f"GaussianProcessClassifier needs samples of two classes or more; got 1 class: {self.classes_[0]}"
             )
         binary = self._binary()
         if self.n_classes_ > 2:

@@ -2,8 +2,9 @@
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 3.4 and 5.5.1; RW below. Labels y are 0
 and 1, f is the latent function at the samples and π its logistic function; W = π (1 - π), and g = y - π are minus the
-second and the first derivatives of the likelihood's logarithm by f. At the mode f = K a with a = g. Everything is
-computed with B = I + W^½ K W^½, whose eigenvalues are 1 and more, and R = W^½ B⁻¹ W^½ = (K + W⁻¹)⁻¹.
+second and the first derivatives of the likelihood's logarithm by f. At the mode f = K a with a = g. Where the two differ
+still, K a is near the mode, and K g is not: K is large. Everything is computed with B = I + W^½ K W^½, whose eigenvalues
+are 1 and more, and R = W^½ B⁻¹ W^½ = (K + W⁻¹)⁻¹.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Mode:
         a, f: (N,), f = K a.
         value: the posterior's logarithm there without constants, Ψ (RW 3.12).
         residual: |a - g| / |g|.
+        change: the largest change of f in the last step, relative to the largest f, or to 1 where that is more.
         iterations: Newton steps.
         solves: iterations of conjugate gradients in all of them.
         report: what the last linear system took.
@@ -46,6 +48,7 @@ class Mode:
     f: Tensor
     value: float
     residual: float
+    change: float
     iterations: int
     solves: int
     report: Report
@@ -107,21 +110,25 @@ class Laplace(ABC):
         y = self.y
         a = torch.zeros_like(y) if start is None else start
         f = self.product(a)
-        value, solves, k, before, report = float(height(a, f, y)), 0, 0, float("inf"), Report("none")
+        value, solves, k, report = float(height(a, f, y)), 0, 0, Report("none")
+        before = change = float("inf")
         rounding = torch.finfo(y.dtype).eps ** 0.4
         while True:
             root, g, _ = curvature(f, y)
             rest = g - a
             residual = float(rest.norm() / g.norm())
-            stuck = residual < rounding and residual > before / 2
-            if residual <= self.tol or k == max_iter or stuck or not math.isfinite(residual):
-                return Mode(a, f, value, residual, k, solves, report)
+            stuck = residual < rounding and residual > before / 2 and change < rounding
+            # A small gradient may come from a large change of f, where K is large and W is small.
+            done = residual <= self.tol and change <= 10 * self.tol
+            if done or k == max_iter or stuck or not math.isfinite(residual):
+                return Mode(a, f, value, residual, change, k, solves, report)
             step, report = self.across(root, rest, min(FORCING, max(residual, 0.3 * self.tol / residual)))
             rise = self.product(step)
             length, value = self._length(a, f, step, rise, value)
             if length == 0.0:
-                return Mode(a, f, value, residual, k, solves, report)
+                return Mode(a, f, value, residual, change, k, solves, report)
             a, f, before = a + length * step, f + length * rise, residual
+            change = length * float(rise.abs().max()) / max(1.0, float(f.abs().max()))
             solves, k = solves + report.iterations, k + 1
 
     def _length(self, a: Tensor, f: Tensor, step: Tensor, rise: Tensor, value: float) -> tuple[float, float]:
@@ -159,8 +166,8 @@ class DenseLaplace(Laplace):
         return lambda v, tol: (torch.cholesky_solve(v[:, None], factor)[:, 0], report)
 
     def likelihood(self, mode: Mode, parameters: Tensor | None) -> tuple[float, Tensor | None, float, Report]:
-        """RW algorithm 5.1: the derivative by the entries of K is ½ a aᵀ - ½ R + (I - R K) s₂ gᵀ."""
-        root, g, bend = curvature(mode.f, self.y)
+        """RW algorithm 5.1: the derivative by the entries of K is ½ a aᵀ - ½ R + (I - R K) s₂ aᵀ."""
+        root, _, bend = curvature(mode.f, self.y)
         factor, report = self.factor(root)
         value = mode.value - float(factor.diagonal().log().sum())
         if parameters is None:
@@ -169,7 +176,7 @@ class DenseLaplace(Laplace):
         half = torch.linalg.solve_triangular(factor, root[:, None] * self.fixed, upper=False)
         s2 = -0.5 * (self.fixed.diagonal() - half.square().sum(0)) * root.square() * bend
         q = s2 - r @ (self.fixed @ s2)
-        by_entries = 0.5 * torch.outer(mode.a, mode.a) - 0.5 * r + torch.outer(q, g)
+        by_entries = 0.5 * torch.outer(mode.a, mode.a) - 0.5 * r + torch.outer(q, mode.a)
         (gradient,) = torch.autograd.grad(self.table, parameters, by_entries)
         return value, gradient, 0.0, report
 
@@ -216,9 +223,9 @@ class IterativeLaplace(Laplace):
         """The derivative of log det B by its own parameters and by f comes from the same probes (RW 5.23).
 
         By K at a fixed W it is tr(R dK), by W the diagonal of (K⁻¹ + W)⁻¹: both are derivatives of one estimate. What
-        f contributes, s₂ᵀ df with df = (I - K R) dK g, is the derivative of qᵀ K g for q = (I - R K) s₂.
+        f contributes, s₂ᵀ df with df = (I - K R) dK a, is the derivative of qᵀ K a for q = (I - R K) s₂.
         """
-        root, g, bend = curvature(mode.f, self.y)
+        root, _, bend = curvature(mode.f, self.y)
         scale = root.clone().requires_grad_(parameters is not None)
         matrix = self.matrix(scale)
         settings = self.settings(matrix)
@@ -229,6 +236,5 @@ class IterativeLaplace(Laplace):
             return value, None, error, report
         by_kernel, by_root = torch.autograd.grad(-0.5 * logdet, [parameters, scale], retain_graph=True)
         q, _ = self.across(root, by_root * (0.5 * root * bend), self.tol)  # dW^½/df = ½ W^½ (1 - 2 π)
-        images = self.kernel @ torch.stack([mode.a, g], -1)
-        (rest,) = torch.autograd.grad(images, parameters, torch.stack([0.5 * mode.a, q], -1))
+        (rest,) = torch.autograd.grad(self.kernel @ mode.a, parameters, 0.5 * mode.a + q)
         return value, rest + by_kernel, error, report
