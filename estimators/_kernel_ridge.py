@@ -21,7 +21,7 @@ from ..formula.graph import CAT_I, Node, topological
 from ..formula.ops import mul
 from ..formula.plan import make_plan
 from ..kernels import KERNEL_NAMES, Slots, complete, lookup
-from ..solvers import conjugate_gradients
+from ..solvers import NumericalWarning, OutOfMemoryError, conjugate_gradients, memory_for
 from ._base import FLOATS, OneOf, Within, array, check_parameters, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
@@ -120,11 +120,16 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
         self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None, dense: bool, progress: Progress
     ) -> np.ndarray:  # fmt: skip
         if dense:
-            progress.begin("solution")
-            dual = self._solve_dense(targets, alpha, root)
-            with suppress(Stopped):
-                progress.end(f"Cholesky to a residual of {self.residual_:.1e}")
-            return dual
+            n = len(targets)
+            advice = "Conjugate gradients (solver='cg') need memory for a few vectors only"
+            like = torch.empty(0, dtype=torch.float64 if targets.dtype == np.float64 else torch.float32)
+            try:
+                with memory_for(f"KernelRidge of {n} samples by Cholesky's decomposition", 3 * n * n, like, advice):
+                    return self._solve_dense(targets, alpha, root, progress)
+            except OutOfMemoryError as error:
+                if self.solver != "auto":
+                    raise
+                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=3)
         return self._solve_iteratively(targets, alpha, root, progress)
 
     def predict(self, X):
@@ -200,7 +205,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
             )
         return array(solution.x)
 
-    def _solve_dense(self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None) -> np.ndarray:
+    def _solve_dense(
+        self, targets: np.ndarray, alpha: np.ndarray, root: np.ndarray | None, progress: Progress
+    ) -> np.ndarray:  # fmt: skip
+        progress.begin("solution")
         table = self._table()
         if root is not None:
             table *= root * root.T
@@ -211,6 +219,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
         residual = np.linalg.norm(table @ dual + alpha * dual - targets, axis=0)
         size = np.linalg.norm(targets, axis=0)
         self.n_iter_, self.residual_ = 1, float(np.max(residual / np.where(size > 0, size, 1)))
+        with suppress(Stopped):
+            progress.end(f"Cholesky to a residual of {self.residual_:.1e}")
         return dual
 
     def _table(self) -> np.ndarray:

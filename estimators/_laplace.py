@@ -2,9 +2,9 @@
 
 Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, sections 3.4 and 5.5.1; RW below. Labels y are 0
 and 1, f is the latent function at the samples and π its logistic function; W = π (1 - π), and g = y - π are minus the
-second and the first derivatives of the likelihood's logarithm by f. At the mode f = K a with a = g. Where the two differ
-still, K a is near the mode, and K g is not: K is large. Everything is computed with B = I + W^½ K W^½, whose eigenvalues
-are 1 and more, and R = W^½ B⁻¹ W^½ = (K + W⁻¹)⁻¹.
+second and the first derivatives of the likelihood's logarithm by f. At the mode f = K a with a = g. Where the two
+differ still, K a is near the mode, and K g is not: K is large. Everything is computed with B = I + W^½ K W^½, whose
+eigenvalues are 1 and more, and R = W^½ B⁻¹ W^½ = (K + W⁻¹)⁻¹.
 """
 
 from __future__ import annotations
