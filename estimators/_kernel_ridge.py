@@ -21,8 +21,9 @@ from ..formula.graph import CAT_I, Node, topological
 from ..formula.ops import mul
 from ..formula.plan import make_plan
 from ..kernels import KERNEL_NAMES, Slots, complete, lookup
+from ..kernels.kernel import parameter
 from ..solvers import NumericalWarning, OutOfMemoryError, conjugate_gradients, memory_for
-from ._base import FLOATS, OneOf, Within, array, check_parameters, tensors
+from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
 #: Up to this many samples the table is small (32 MB) and Cholesky is both faster and more accurate than any iteration.
@@ -102,6 +103,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
             sample_weight: weight of each sample's error, a number or (n_samples,).
         """
         check_parameters(self, self._rules)
+        device_of(self.device)
         X, y = validate_data(self, X, y, dtype=FLOATS, order="C", multi_output=True, y_numeric=True)
         targets = y.astype(X.dtype, copy=False).reshape(len(X), -1)
         alpha = self._alphas(targets.shape[1], X.dtype)
@@ -158,6 +160,9 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
         for name in ("gamma", "degree", "coef0"):
             if name in row.params:
                 given.setdefault(name, getattr(self, name))
+        for name in set(row.params) - set(row.static) - set(row.free) - {"gamma"}:
+            if given.get(name) is not None:
+                parameter(f"{name} of kernel {row.name!r}", given[name], positive=True)
         params = complete(row, given, x.shape[-1])
         return row.formula(slots.rows(x), slots.columns(y), **slots.parameters(params, x, row.static))
 

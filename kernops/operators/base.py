@@ -76,6 +76,15 @@ class LinearOperator(ABC):
         columns = self._matmul(one)
         return columns.gather(-2, i.expand(*columns.shape[:-2], 1, len(i)))[..., 0, :]
 
+    def _columns(self, index: Tensor) -> Tensor:
+        """The columns (*B, M, S) of numbers (S,)."""
+        one = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
+        return self._matmul(one.scatter_(0, index[None], 1.0)).expand(*self.shape[:-1], len(index))
+
+    def _principal(self, index: Tensor) -> Tensor:
+        """The elements (*B, S, S) at these rows and columns, of numbers (S,)."""
+        return self._columns(index).index_select(-2, index)
+
     def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
         """The rows and columns of these numbers."""
         from .structured import SelectedOperator

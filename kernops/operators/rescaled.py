@@ -82,6 +82,12 @@ class RescaledOperator(_Composite):
         own = self.rows.expand(*index.shape, self.shape[-2]).gather(-1, index[..., None])
         return own * self.parts[0]._row(index) * self._right
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.rows[..., None] * self.parts[0]._columns(index) * self._right[..., None, index]
+
+    def _principal(self, index: Tensor) -> Tensor:
+        return self.rows[..., index, None] * self.parts[0]._principal(index) * self._right[..., None, index]
+
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
         return self.rows[..., i] * self.parts[0]._elements(i, j) * self._right[..., j]
 

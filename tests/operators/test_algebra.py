@@ -234,6 +234,14 @@ def test_shapes(m, n, dim, columns, batch, data):
     close(KroneckerOperator(operator, small).to_dense(), both)
 
 
+@pytest.mark.parametrize("name", [name for name in SQUARE if name.startswith("rescaled")])
+def test_columns_of_rescaled_operators(name):
+    operator, want = OPERATORS[name]()
+    index = torch.tensor([3, 0, 7, 11])
+    close(operator._columns(index), want[..., index])
+    close(operator._principal(index), want[..., index, :][..., index])
+
+
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "rows of v": (lambda: kernel() @ X[:5], ValueError, r"v must have shape \(12,\) or \(..., 12, E\); got \(5, 3\)"),
     "dtype of v": (lambda: kernel() @ X.float(), ValueError, "operator's dtype torch.float64; got torch.float32"),
