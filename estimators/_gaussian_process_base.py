@@ -133,7 +133,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
     def _memory(self) -> Any:
         """Explains a run out of memory within."""
         (few,) = self._points(self.X_train_[:1])
-        n, name = len(self.X_train_), type(self).__name__
+        n, name = len(self.X_train_), getattr(self, "_title", type(self).__name__)
         if self._dense:
             advice = "Conjugate gradients (solver='cg') need memory for a few vectors only"
             return memory_for(f"{name} of {n} samples by Cholesky's decomposition", 4 * n * n, few, advice)

@@ -54,6 +54,8 @@ def averaged(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
 class _Binary(ClassifierMixin, GaussianProcess):
     """The classifier of two classes; parameters as for ``GaussianProcessClassifier``."""
 
+    _title = "GaussianProcessClassifier"
+
     def __init__(
         self,
         kernel=None,
@@ -103,7 +105,9 @@ class _Binary(ClassifierMixin, GaussianProcess):
         random = check_random_state(self.random_state)
         starts = self._starts(random)
         self._seed = int(random.randint(2**31 - 1))
+        self._recent = None
         self._learn(starts, X, y)
+        del self._recent
         return self
 
     # --- the approximation ----------------------------------------------------------------------------------------
@@ -114,13 +118,13 @@ class _Binary(ClassifierMixin, GaussianProcess):
             return DenseLaplace(kernel, y, EXACT)
         return IterativeLaplace(kernel, y, float(self.tol), self._settings, self.n_probes, self._seed)
 
-    def _mode(self, laplace: Laplace) -> Mode:
-        start = getattr(self, "_last", None) if self.warm_start else None
-        if start is not None and start.shape == self.y_train_.shape:
-            start = torch.as_tensor(start).to(laplace.y)
-        else:
-            start = None
-        mode = laplace.mode(start, self.max_iter_predict)
+    def _mode(self, laplace: Laplace, start: np.ndarray | None = None, done: int = 0) -> Mode:
+        """The mode, from where ``done`` steps have led to."""
+        if self.warm_start and start is None:
+            start = getattr(self, "_last", None)
+        usable = start is not None and start.shape == self.y_train_.shape
+        begin = torch.as_tensor(start).to(laplace.y) if usable else None
+        mode = laplace.mode(begin, self.max_iter_predict - done)
         if self.warm_start:
             self._last = array(mode.a)
         return mode
@@ -130,6 +134,8 @@ class _Binary(ClassifierMixin, GaussianProcess):
         try:
             laplace = self._laplace(parameters)
             mode = self._mode(laplace)
+            if hasattr(self, "_recent"):  # within fit
+                self._recent = theta.copy(), array(mode.a), mode.iterations
             value, gradient, error, report = laplace.likelihood(mode, parameters if parameters.requires_grad else None)
         except NotPositiveDefiniteError as failure:
             return Evaluation(-np.inf, np.zeros_like(theta), note=str(failure))
@@ -140,15 +146,18 @@ class _Binary(ClassifierMixin, GaussianProcess):
 
     def _finish(self) -> str:
         laplace = self._laplace()
+        recent = getattr(self, "_recent", None)  # the mode is known where the last likelihood is that of this kernel
+        known = recent is not None and np.array_equal(recent[0], self.kernel_.theta)
+        start, done = recent[1:] if known else (None, 0)
         with final_warnings_only():
-            mode = self._mode(laplace)
+            mode = self._mode(laplace, start, done)
             root, _, _ = curvature(mode.f, laplace.y)
             if isinstance(laplace, DenseLaplace):
                 self.L_ = array(laplace.factor(root)[0])
         self.pi_, self.W_sr_, self._weights = array(mode.f.sigmoid()), array(root), array(mode.a)
-        self.n_iter_, self.residual_ = mode.iterations, mode.residual
+        self.n_iter_, self.residual_ = max(1, done + mode.iterations), mode.residual
         if not mode.residual <= max(self.tol, 1e-6):
-            why = f"{mode.iterations} steps were not enough" if mode.iterations >= self.max_iter_predict else (
+            why = f"{self.n_iter_} steps were not enough" if self.n_iter_ >= self.max_iter_predict else (
                 f"{str(mode.f.dtype).removeprefix('torch.')} leaves no better one, or max_iter={self.max_iter} is small"
             )  # fmt: skip
             warnings.warn(
@@ -157,7 +166,7 @@ class _Binary(ClassifierMixin, GaussianProcess):
                 ConvergenceWarning,
                 stacklevel=6,
             )
-        return f"{mode.iterations} Newton steps to a residual of {mode.residual:.1e}"
+        return f"{self.n_iter_} Newton steps to a residual of {mode.residual:.1e}"
 
     def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
         """As for ``GaussianProcessClassifier``."""

@@ -119,7 +119,7 @@ class Laplace(ABC):
             residual = float(rest.norm() / g.norm())
             stuck = residual < rounding and residual > before / 2 and change < rounding
             # A small gradient may come from a large change of f, where K is large and W is small.
-            done = residual <= self.tol and change <= 10 * self.tol
+            done = residual == 0.0 or (residual <= self.tol and change <= 10 * self.tol)
             if done or k == max_iter or stuck or not math.isfinite(residual):
                 return Mode(a, f, value, residual, change, k, solves, report)
             step, report = self.across(root, rest, min(FORCING, max(residual, 0.3 * self.tol / residual)))

@@ -42,7 +42,7 @@ class Progress:
 
     def __init__(self, estimator: Any, X: Any, y: Any, total: int | None = None) -> None:
         self.estimator, self.data = estimator, {"X": X, "y": y}
-        self.name = type(estimator).__name__.lstrip("_")
+        self.name = getattr(estimator, "_title", type(estimator).__name__)
         self.count = 0
         self.bar = _bar(self.name, total) if estimator.verbose == 1 else None
         self.lines = estimator.verbose == 2 or (estimator.verbose == 1 and self.bar is None)
