@@ -173,7 +173,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
                 best = np.array(theta), -found.value, found.error
             if self._told(progress, theta, found):
                 raise Stopped
-            return (-found.value, -found.gradient) if eval_gradient else -found.value
+            return -found.value if found.gradient is None else (-found.value, -found.gradient)
 
         with final_warnings_only():
             try:
@@ -195,7 +195,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             other.kernel_, other.log_marginal_likelihood_value_ = self.kernel_.clone_with_theta(theta), found.value
             with final_warnings_only():
                 other._finish()
-            return vars(other)
+            return dict(vars(other))
 
         try:
             progress.end(str(found), fitted)

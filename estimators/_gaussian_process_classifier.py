@@ -147,8 +147,9 @@ class _Binary(ClassifierMixin, GaussianProcess):
     def _finish(self) -> str:
         laplace = self._laplace()
         recent = getattr(self, "_recent", None)  # the mode is known where the last likelihood is that of this kernel
-        known = recent is not None and np.array_equal(recent[0], self.kernel_.theta)
-        start, done = recent[1:] if known else (None, 0)
+        start, done = None, 0
+        if recent is not None and np.array_equal(recent[0], self.kernel_.theta):
+            _, start, done = recent
         with final_warnings_only():
             mode = self._mode(laplace, start, done)
             root, _, _ = curvature(mode.f, laplace.y)

@@ -103,7 +103,9 @@ class Iterative:
         scale: Tensor | None = None,
     ) -> None:
         self.operator, self.tol, self.scale = operator, tol, scale
-        self.settings = {"method": "cg", "max_iter": max_iter, "preconditioner": preconditioner, "return_report": True}
+        self.settings: dict[str, Any] = {
+            "method": "cg", "max_iter": max_iter, "preconditioner": preconditioner, "return_report": True,
+        }  # fmt: skip
         self.below = self._part_below(preconditioner)
         self.error = 0.0  # the largest relative error that a variance may have
 
@@ -124,7 +126,8 @@ class Iterative:
     def quadratic(self, columns: Tensor, prior: Tensor) -> Tensor:
         """The diagonal of Cᵀ S A⁻¹ S C, so that the prior's variance less that is accurate to ``ACCURACY tol``."""
         columns = self._scaled(columns)
-        accuracy, tol, x, settings = ACCURACY * self.tol, 0.1 * self.tol**0.5, None, dict(self.settings)
+        accuracy, tol, settings = ACCURACY * self.tol, 0.1 * self.tol**0.5, dict(self.settings)
+        x = None
         floor = prior.abs().max() * (100 * torch.finfo(columns.dtype).eps)
         for _ in range(ROUNDS):
             with warnings.catch_warnings():

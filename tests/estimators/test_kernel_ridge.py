@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -13,6 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
 
 from kernops.estimators import KernelRidge
+from tests.helpers.backends import need
 
 X, Y = load_diabetes(return_X_y=True)
 X, Y = X[:150] * 10, Y[:150]
@@ -118,3 +122,37 @@ def test_compiled_back_end_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     expected = KernelRidge(**options).fit(X, TARGETS).predict(X)
     monkeypatch.setenv("KERNOPS_BACKEND", "auto")
     np.testing.assert_allclose(KernelRidge(**options).fit(X, TARGETS).predict(X), expected, rtol=1e-8)
+
+
+LARGE = """
+import resource, time
+import numpy as np
+from kernops.estimators import KernelRidge
+
+random = np.random.default_rng(0)
+x = random.uniform(size=(100_000, 3)).astype(np.float32)
+y = (np.sin(6 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * random.normal(size=len(x))).astype(np.float32)
+KernelRidge(1.0, kernel="rbf", gamma=8.0, solver="cg").fit(x[:3000], y[:3000])  # compiled
+before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+model = KernelRidge(1.0, kernel="rbf", gamma=8.0, solver="cg", tol=1e-12, max_iter=30, device="cpu").fit(x, y)
+seconds, memory = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+rows = random.choice(len(x), 300, replace=False)
+a, b, c = x[rows].astype(float), x.astype(float), model.dual_coef_.astype(float)
+table = np.exp(-8 * ((a[:, None, 0] - b[:, 0]) ** 2 + (a[:, None, 1] - b[:, 1]) ** 2 + (a[:, None, 2] - b[:, 2]) ** 2))
+rest = np.linalg.norm(y[rows] - table @ c - c[rows]) / np.linalg.norm(y[rows])
+print(seconds, memory / 1e3, model.n_iter_, model.residual_, rest)
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_samples() -> None:
+    """30 iterations in 3 minutes of one core, and memory for some hundred vectors; the table would take 40 GB.
+
+    Time is that of the processor, which others at work on the machine do not lengthen.
+    """
+    need("cpu")
+    environment = {**os.environ, "KERNOPS_BACKEND": "auto"}
+    run = subprocess.run([sys.executable, "-c", LARGE], env=environment, capture_output=True, text=True, check=True)
+    seconds, megabytes, iterations, residual, rest = map(float, run.stdout.split())
+    assert seconds < 180 and megabytes < 100 and iterations == 30
+    assert residual < 0.05 and rest == pytest.approx(residual, rel=0.3)  # the residual of the rows that were looked at
