@@ -210,27 +210,6 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         (gradient,) = torch.autograd.grad(value, parameters) if len(theta) else (torch.zeros(0),)
         return found._replace(gradient=array(gradient).astype(np.float64))
 
-    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
-        """The logarithm of the probability of the training targets, summed over targets.
-
-        Args:
-            theta: logarithms of the kernel's parameters; None for those that ``fit`` found.
-            eval_gradient: whether to return the gradient by theta, too.
-            clone_kernel: False to give ``kernel_`` this theta.
-
-        Returns:
-            The value, or the value and its gradient.
-        """
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("a gradient needs a theta to be evaluated at; got theta=None")
-            return self.log_marginal_likelihood_value_
-        theta = np.asarray(theta, dtype=np.float64)
-        if not clone_kernel:
-            self.kernel_.theta = theta
-        found = self._evaluate(theta, eval_gradient)
-        return (found.value, found.gradient) if eval_gradient else found.value
-
     # --- predicting -----------------------------------------------------------------------------------------------
     def predict(self, X, return_std=False, return_cov=False):
         """The mean at each query, and on request its standard deviation or the covariance of all queries.

@@ -203,6 +203,27 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             return True
         return False
 
+    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
+        """The logarithm of the probability of the training targets, summed over targets.
+
+        Args:
+            theta: logarithms of the kernel's parameters; None for those that ``fit`` found.
+            eval_gradient: whether to return the gradient by theta, too.
+            clone_kernel: False to give ``kernel_`` this theta.
+
+        Returns:
+            The value, or the value and its gradient.
+        """
+        if theta is None:
+            if eval_gradient:
+                raise ValueError("a gradient needs a theta to be evaluated at; got theta=None")
+            return self.log_marginal_likelihood_value_
+        theta = np.asarray(theta, dtype=np.float64)
+        if not clone_kernel:
+            self.kernel_.theta = theta
+        found = self._evaluate(theta, eval_gradient)
+        return (found.value, found.gradient) if eval_gradient else found.value
+
     # --- the system -----------------------------------------------------------------------------------------------
     @property
     def _dense(self) -> bool:

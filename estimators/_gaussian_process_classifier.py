@@ -106,8 +106,10 @@ class _Binary(ClassifierMixin, GaussianProcess):
         starts = self._starts(random)
         self._seed = int(random.randint(2**31 - 1))
         self._recent = None
-        self._learn(starts, X, y)
-        del self._recent
+        try:
+            self._learn(starts, X, y)
+        finally:
+            del self._recent
         return self
 
     # --- the approximation ----------------------------------------------------------------------------------------
@@ -168,18 +170,6 @@ class _Binary(ClassifierMixin, GaussianProcess):
                 stacklevel=6,
             )
         return f"{self.n_iter_} Newton steps to a residual of {mode.residual:.1e}"
-
-    def log_marginal_likelihood(self, theta=None, eval_gradient=False, clone_kernel=True):
-        """As for ``GaussianProcessClassifier``."""
-        if theta is None:
-            if eval_gradient:
-                raise ValueError("a gradient needs a theta to be evaluated at; got theta=None")
-            return self.log_marginal_likelihood_value_
-        theta = np.asarray(theta, dtype=np.float64)
-        if not clone_kernel:
-            self.kernel_.theta = theta
-        found = self._evaluate(theta, eval_gradient)
-        return (found.value, found.gradient) if eval_gradient else found.value
 
     # --- predicting -----------------------------------------------------------------------------------------------
     def _mean(self, X: np.ndarray) -> tuple[np.ndarray, Tensor, KernelOperator]:

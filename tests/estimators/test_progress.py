@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -13,7 +14,7 @@ from sklearn.gaussian_process import kernels as gp
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from kernops.estimators import GaussianProcessClassifier, GaussianProcessRegressor, KernelRidge
+from kernops.estimators import GaussianProcessClassifier, GaussianProcessRegressor, KernelRidge, _progress
 
 X, Y = load_diabetes(return_X_y=True)
 X, Y = X[:100, :4] * 10, Y[:100] / 100
@@ -151,3 +152,24 @@ def test_callbacks_must_be_callbacks() -> None:
     pytest.importorskip("sklearn.callback")
     with pytest.raises(TypeError, match="FitCallback"):
         KernelRidge().set_callbacks(print)
+
+
+def test_versions_of_scikit_learn_without_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.callback", None)
+    spec = importlib.util.spec_from_file_location("kernops.estimators._progress_before", _progress.__file__)
+    assert spec is not None and spec.loader is not None
+    before = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(before)
+
+    class Estimator(before.CallbackSupportMixin):
+        verbose = 0
+
+        @before.with_callbacks
+        def fit(self) -> int:
+            with before.Progress(self, X, Y) as progress:
+                progress.begin("step")
+                progress.end("done")
+                assert not progress.listening
+            return progress.count
+
+    assert Estimator().fit() == 1 and not hasattr(Estimator(), "set_callbacks")

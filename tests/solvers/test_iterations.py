@@ -51,6 +51,22 @@ def test_negative_directions_are_told_from_rounding(shift, indefinite):
     assert ("not positive definite" in solution.reason) or not indefinite
 
 
+def test_a_callback_sees_iterations_and_ends_them():
+    seen = []
+
+    def callback(k, residuals):
+        seen.append((k, residuals.clone()))
+        return k == 4
+
+    matrix = spd(80, 1e4)
+    b = torch.ones(80, 2, dtype=torch.float64)
+    found = conjugate_gradients(lambda v: matrix @ v, b, tol=1e-10, callback=callback, warn=False)
+    assert [k for k, _ in seen] == [1, 2, 3, 4] and found.iterations == 4 and not found.converged
+    assert found.reason == "the callback asked for the end"
+    torch.testing.assert_close(found.residual, seen[-1][1])
+    torch.testing.assert_close(found.residual, (b - matrix @ found.x).norm(dim=0) / b.norm(dim=0))
+
+
 def test_steps_are_the_lanczos_matrix():
     solution = conjugate_gradients(lambda v: A @ v, B, tol=1e-10, history=1000)
     alpha, beta = solution.steps
