@@ -158,7 +158,7 @@ def test_versions_of_scikit_learn_without_callbacks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "sklearn.callback", None)
     spec = importlib.util.spec_from_file_location("kernops.estimators._progress_before", _progress.__file__)
     assert spec is not None and spec.loader is not None
-    before = importlib.util.module_from_spec(spec)
+    before: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(before)
 
     class Estimator(before.CallbackSupportMixin):
