@@ -125,7 +125,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             except OutOfMemoryError as error:
                 if self.solver != "auto" or not self._dense:
                     raise
-                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=3)
+                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=4)
             self._iterate = True
             with self._memory():
                 self._search(starts, progress)

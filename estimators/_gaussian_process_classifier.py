@@ -167,7 +167,7 @@ class _Binary(ClassifierMixin, GaussianProcess):
                 f"GaussianProcessClassifier: Newton's method stopped at a relative residual of {mode.residual:.1e}, "
                 f"above tol={self.tol:g}: {why}. A larger tol, max_iter_predict or max_iter helps, or float64",
                 ConvergenceWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return f"{self.n_iter_} Newton steps to a residual of {mode.residual:.1e}"
 

@@ -131,7 +131,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
             except OutOfMemoryError as error:
                 if self.solver != "auto":
                     raise
-                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=3)
+                warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=4)
         return self._solve_iteratively(targets, alpha, root, progress)
 
     def predict(self, X):
@@ -206,7 +206,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
                 f"KernelRidge stopped after {self.n_iter_} iterations at a relative residual of {self.residual_:.1e}, "
                 f"above tol={self.tol:g}: {solution.reason}. A larger alpha, tol or max_iter helps, or float64",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
         return array(solution.x)
 
@@ -255,5 +255,5 @@ def _solve_symmetric(table: np.ndarray, alpha: float, b: np.ndarray) -> np.ndarr
     try:
         return linalg.solve(shifted, b, assume_a="pos")
     except np.linalg.LinAlgError:
-        warnings.warn("Singular matrix in solving dual problem. Using least-squares solution instead.", stacklevel=4)
+        warnings.warn("Singular matrix in solving dual problem. Using least-squares solution instead.", stacklevel=6)
         return linalg.lstsq(shifted, b)[0]

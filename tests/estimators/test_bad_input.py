@@ -219,3 +219,18 @@ def test_rank_above_the_number_of_points() -> None:
             got = model.fit(X, Y)
             for g, w in zip(got.predict(X, return_std=True), want.predict(X, return_std=True)):
                 np.testing.assert_allclose(g, w, rtol=1e-3)
+
+
+def test_warnings_name_the_line_of_the_caller() -> None:
+    pytest.importorskip("sklearn.callback")  # whose wrapper of fit is a frame of its own
+    twice, y = np.concatenate([X, X[:9]]), np.concatenate([Y, Y[:9] + 1])
+    calls = [
+        lambda: ridge(alpha=1e-9, solver="cg", max_iter=2).fit(X, Y),
+        lambda: ridge(alpha=0.0, gamma=10.0, solver="cholesky").fit(twice, y),
+        lambda: regressor(alpha=0.0, solver="cg", rank=10).fit(twice, y),
+        lambda: classifier(1e4 * gp.RBF(2.0), max_iter_predict=2).fit(X, LABELS),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning) as said:
+            call()
+        assert [w.filename for w in said] == [__file__]
