@@ -31,22 +31,25 @@ KN_FN float soft_exp2(float a) {
     return __int_as_float(__float_as_int(p) + (__float_as_int(t) << 23));
 }
 
-/// Four pairs, two rows times two columns, of which the last takes its exponential from the plain cores.
+/// Four pairs, two rows times two columns; if `soft`, the last takes its exponential from the plain cores.
 struct Quad {
     float v[4];
+    bool soft;
 };
 template <>
 struct Splat<Quad> {
-    KN_FN static Quad of(double x) { return {{float(x), float(x), float(x), float(x)}}; }
+    KN_FN static Quad of(double x) { return {{float(x), float(x), float(x), float(x)}, false}; }
 };
 KN_FN Quad operator*(const Quad& a, const Quad& b) {
-    return {{a.v[0] * b.v[0], a.v[1] * b.v[1], a.v[2] * b.v[2], a.v[3] * b.v[3]}};
+    return {{a.v[0] * b.v[0], a.v[1] * b.v[1], a.v[2] * b.v[2], a.v[3] * b.v[3]}, false};
 }
 KN_FN Quad operator+(const Quad& a, const Quad& b) {
-    return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+    return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}, false};
 }
-KN_FN Quad operator-(const Quad& a) { return {{-a.v[0], -a.v[1], -a.v[2], -a.v[3]}}; }
-KN_FN Quad exp2(const Quad& a) { return {{exp2(a.v[0]), exp2(a.v[1]), exp2(a.v[2]), soft_exp2(a.v[3])}}; }
+KN_FN Quad operator-(const Quad& a) { return {{-a.v[0], -a.v[1], -a.v[2], -a.v[3]}, a.soft}; }
+KN_FN Quad exp2(const Quad& a) {
+    return {{exp2(a.v[0]), exp2(a.v[1]), exp2(a.v[2]), a.soft ? soft_exp2(a.v[3]) : exp2(a.v[3])}, false};
+}
 
 /// What Formula::pair reads of the rows and columns of four pairs.
 template <class V, int NROW>
@@ -71,7 +74,7 @@ struct MatrixRows {
     typedef Panels<G> P;
     static constexpr int NROW = G::F::NROW ? G::F::NROW : 1;
     // pairs are evaluated with a Quad where the formula is a product with one exponential of the sum alone
-    typedef typename Choose<G::SOFT, Quad, Pack<float, 4>>::Type V;
+    typedef typename Choose<(G::SOFT > 0), Quad, Pack<float, 4>>::Type V;
     const typename G::Arguments& a;
     long long batch, row[2];  // the second and even the first may lie beyond the last row
     // The sum, times the slope if there is one, is `per` times the unit's result plus norm[r] plus `slope` times the column's norm.
@@ -196,7 +199,9 @@ KN_FN void fold_sums(const MatrixRows<G>& rows, const float (&s)[N], const float
         KN_UNROLL_ALL
         for (int k = k0; k < k0 + 2 * Q; k += 4) {
             V out[IN];
-            const QuadColumns<V> y{numbers + first + 2 * k + lane % 4 * 2, {{s[k], s[k + 1], s[k + 2], s[k + 3]}}};
+            V sums{{s[k], s[k + 1], s[k + 2], s[k + 3]}};
+            if constexpr (G::SOFT > 0) sums.soft = k / 4 % (8 / G::SOFT) == 0;
+            const QuadColumns<V> y{numbers + first + 2 * k + lane % 4 * 2, sums};
             G::F::template pair<G::C, V>(QuadRows<V, MatrixRows<G>::NROW>{rows.x}, y, 0, out);
             KN_UNROLL_ALL
             for (int c = 0; c < IN; ++c)
@@ -218,7 +223,9 @@ template <class G, int N>
 KN_FN void epilogue(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0, int left,
                     typename G::State (&state)[2]) {
     finish_sums<G>(rows, s, numbers, first, j0);
-    if (left >= 128)
+    // columns beyond the last are packed with zeros, one of which is a factor of what is summed
+    constexpr bool NOTHING = G::SOFT > 0 && G::F::NCOL > 0;
+    if (NOTHING || left >= 128)
         fold_sums<G, true>(rows, s, numbers, first, j0, left, state);
     else
         fold_sums<G, false>(rows, s, numbers, first, j0, left, state);
@@ -228,7 +235,7 @@ KN_FN void epilogue(const MatrixRows<G>& rows, float (&s)[N], const float* numbe
 template <class G>
 KN_FN Where matrix_block(const typename G::Arguments& a, long long& panel) {
     Where w;
-    long long number = a.first + blockIdx.x;
+    long long number = a.first + block_number();
     panel = number % a.row_blocks;
     number /= a.row_blocks;
     w.split = number % a.splits;

@@ -113,7 +113,7 @@ KN_FN void matrix_wide(const typename G::Arguments& a) {
     WideSums<TILES, P::CHUNKS == 1> sums[H];
     KN_UNROLL_ALL
     for (int h = 0; h < H; ++h) sums[h].init();
-    walk_tiles<G>(a, w, panel, [&](float (&s)[H][SUMS], const float* numbers, int first, long long j0, int left) {
+    walk_tiles<G>(a, w, panel, [&](float (&s)[H][SUMS], const float* numbers, int first, int, long long j0, int left) {
         KN_UNROLL_ALL
         for (int h = 0; h < H; ++h) {
             finish_sums<G>(warp.rows[h], s[h], numbers, first, j0);

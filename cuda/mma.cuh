@@ -29,6 +29,13 @@ KN_FN void multiply_tf32(float* d, const unsigned (&a)[4], unsigned b0, unsigned
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// @return blockIdx.x, read anew: the compiler does not keep it, or what is computed from it, since the last time
+KN_FN unsigned block_number() {
+    unsigned n;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(n));
+    return n;
+}
+
 /// Starts to copy 16 bytes to shared memory.
 KN_FN void copy16(unsigned to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

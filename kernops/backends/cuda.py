@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 
 import torch
@@ -248,10 +249,9 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     main = next(name for name in matrix_source.kernels(s, form) if name.startswith("matrix"))
     shared = {name: s.shared if name == main else 0 for name in matrix_source.compiled(s, form)}
     functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, matrix_source.compiled(s, form))
-    lanes = matrix_source.lanes(s, form)
-    items = {  # work items, and threads for each
-        "survey": (batch * (m + n + matrix_source.sampled(s, form)), lanes),
-        "pack": (batch * (s.row_blocks + s.tiles) * POINTS, lanes),
+    items: dict[str, tuple[int, int | Fraction]] = {  # work items, and threads for each
+        "survey": (batch * (m + n + matrix_source.sampled(s, form)), matrix_source.surveyors(s, form)),
+        "pack": (batch * (s.row_blocks + s.tiles) * POINTS, matrix_source.packers(s)),
         "merge": (batch * s.pieces * m, instantiate.LANES),
         "finish_wide": (batch * m * plan.dim, 1),
     }

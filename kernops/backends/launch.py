@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -142,9 +144,9 @@ class Launch:
 RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
-def item_kernel(function: int, total: int, each: int) -> Kernel:
+def item_kernel(function: int, total: int, each: int | Fraction) -> Kernel:
     """A kernel with ``each`` threads for each of ``total`` work items."""
-    blocks = -(-total * each // ITEM_THREADS)
+    blocks = math.ceil(Fraction(total) * each / ITEM_THREADS)
     return Kernel(function, ITEM_THREADS, 0, total, pieces_of(blocks))
 
 

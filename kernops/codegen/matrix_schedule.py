@@ -29,8 +29,9 @@ MOST_TILES = 512
 #: Bytes of scratch of all batch elements: points are packed for each, also where they are the same.
 MOST_SCRATCH = 2 << 30
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
-#: With more steps the matrix unit takes longer than the exponential unit.
-SOFT_STEPS = 3
+#: With more steps the matrix unit takes longer than the exponential unit. Of 32 exponentials, by warps and by
+#: warpgroups, those that plain cores compute: measured, as what waits for what is beyond a model.
+SOFT_STEPS, SOFT_WARPS, SOFT_GROUPS = 3, 8, 2
 SOFT_OPS = {"Mul", "Neg", "Exp2", "Var", "Const"}
 
 
@@ -48,7 +49,7 @@ class MatrixSchedule:
         per_multiprocessor: blocks that share a multiprocessor, for which registers are limited.
         stages: chunks in shared memory.
         sub, sixteens: times eight columns, and times sixteen rows, that a warp finishes at once.
-        soft: whether some exponentials are polynomials.
+        soft: how many of 32 exponentials are polynomials.
         width, pieces: components of the result of a block; number of such pieces.
         long_index: as in ``Schedule``.
         row_blocks, tiles: panels of rows, tiles of columns.
@@ -67,7 +68,7 @@ class MatrixSchedule:
     stages: int
     sub: int
     sixteens: int
-    soft: bool
+    soft: int
     width: int
     pieces: int
     long_index: bool
@@ -126,7 +127,7 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
     pieces = _up(plan.dim + bool(form.moment), width) if form.wide else 1
     row_blocks, tiles = _up(m, POINTS), _up(n, POINTS)
     light = plan.core == "Sum" and not form.wide  # whose states leave registers for two blocks
-    several = _blocks_each(tight, groups, light, width, shared, room)
+    several = _blocks_each(device, tight, groups, light, width, shared)
     fewest = _up(tiles, MOST_TILES) if form.wide and chunks > 1 else 1
     splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several, fewest)
     halves = chunks * (1 if tight else 2) * steps * 32 * POINTS
@@ -143,7 +144,7 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
         stages=stages,
         sub=4 if tight else 16,
         sixteens=2 if tight and width <= 32 else 1,
-        soft=_soft(plan, form, steps * chunks),
+        soft=_soft(plan, form, steps * chunks, groups),
         width=width,
         pieces=pieces,
         long_index=n > 2**31 - 1,
@@ -160,16 +161,22 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
     )
 
 
-def _soft(plan: Plan, form: Form, steps: int) -> bool:
-    """Whether the exponential unit is what a kernel waits for, so that plain cores had better help it."""
+def _soft(plan: Plan, form: Form, steps: int, groups: bool) -> int:
+    """Where the exponential unit is what a kernel waits for, plain cores had better help it."""
     simple = form.pure and all(x.op in SOFT_OPS for x in topological(*form.program.pair))
-    return simple and plan.core == "Sum" and not form.wide and steps <= SOFT_STEPS
+    helped = simple and plan.core == "Sum" and not form.wide and steps <= SOFT_STEPS
+    return (SOFT_GROUPS if groups else SOFT_WARPS) if helped else 0
 
 
-def _blocks_each(tight: bool, groups: bool, light: bool, width: int, shared: int, room: int) -> int:
+def _blocks_each(device: Device, tight: bool, groups: bool, light: bool, width: int, shared: int) -> int:
     """Blocks that share a multiprocessor: several, if the registers of a thread suffice for what it sums."""
-    wanted = (4 if light else 3 if width <= 16 else 2 if width <= 32 else 1) if tight else 2 if groups and light else 1
-    return max(1, min(wanted, room // shared))
+    if tight and light:
+        wanted = 5 if width == 1 and device.arch[0] < 10 else 4  # its compiler needs more than 96 registers
+    elif tight:
+        wanted = 3 if width <= 16 else 2 if width <= 32 else 1
+    else:
+        wanted = 2 if groups and light else 1
+    return max(1, min(wanted, (device.shared - RESERVED) // shared))
 
 
 def _fitting(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from ..formula.plan import Plan
 from .instantiate import HEADERS, ITEM_THREADS, LANES, RESULTS, _bool, scalar_text
 from .matrix import Form, emit_matrix
 from .matrix_schedule import POINTS, MatrixSchedule
 
-MATRIX_HEADERS = ("mma.cuh", "halves.cuh", "matrix.cuh", "matrix_warps.cuh", "matrix_groups.cuh", "matrix_wide.cuh")
+MATRIX_HEADERS = ("mma.cuh", "halves.cuh", "survey.cuh", "matrix.cuh", "matrix_warps.cuh", "matrix_groups.cuh",
+                  "matrix_wide.cuh")  # fmt: skip
 #: Threads of a block of the kernels that have more than one thread an item.
 BLOCKS = {"centre": 256}
 
@@ -29,9 +32,14 @@ def threads(name: str, s: MatrixSchedule) -> int:
     return 256 // s.sixteens if name.startswith("matrix") else BLOCKS.get(name, ITEM_THREADS)
 
 
-def lanes(s: MatrixSchedule, form: Form) -> int:
-    """Threads that work on a point: ``Panels::LANES``."""
-    return 1 if s.tight else 8 if form.length < 32 else 32
+def surveyors(s: MatrixSchedule, form: Form) -> Fraction:
+    """Threads of the survey for a point: ``Panels::LANES`` for ``Panels::ROUNDS`` of them."""
+    return Fraction(1) if s.tight else Fraction(8 if form.length < 32 else 32, 8)
+
+
+def packers(s: MatrixSchedule) -> int:
+    """Threads that pack a point: ``Panels::PACKERS``."""
+    return 1 if s.tight else 4
 
 
 def sampled(s: MatrixSchedule, form: Form) -> int:
@@ -55,11 +63,12 @@ def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
         f"    typedef Formula F; typedef float T; typedef {'long long' if s.long_index else 'int'} I;",
         f"    static constexpr int THREADS = {256 // s.sixteens}, R = 2, Q = 4, TILE = {POINTS},",
         f"                         C = {s.width}, CHUNKS = {s.pieces},",
-        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES};",
-        f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages};",
+        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES}, ITEM_THREADS = {ITEM_THREADS};",
+        f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages},",
+        f"                         SOFT = {s.soft};",
         f"    static constexpr bool TURNS = {_bool(s.turns)};",
         "    static constexpr bool ROWS_IN_MEMORY = false, COLS_IN_MEMORY = false, MATRIX = true;",
-        f"    static constexpr bool TIGHT = {_bool(s.tight)}, RESIDENT = {_bool(s.resident)}, SOFT = {_bool(s.soft)},",
+        f"    static constexpr bool TIGHT = {_bool(s.tight)}, RESIDENT = {_bool(s.resident)},",
         f"                          WIDE = {_bool(form.wide)};",
         f"    typedef {state} State;",
         f"    typedef kn::{RESULTS['Sum' if form.wide else plan.core]}<State> Results;",

@@ -40,7 +40,7 @@ def _work(p: Problem, form: Form, s: MatrixSchedule) -> dict[str, float]:
     rest = max(1, plain(p.plan) - summed * form.length - (p.plan.dim - 1 if form.wide else 0))
     products = 16 * s.steps * s.chunks * (1 if s.tight else 3)
     second = 2 * 3 * s.width if form.wide else 0  # numbers of 32 bits at half the rate
-    exps = special(p.plan) * (0.75 if s.soft else 1)
+    exps = special(p.plan) * (1 - s.soft / 32)
     return {EXP: exps * s.pieces, FMA: rest * s.pieces, MATRIX: (products + second) * s.pieces}
 
 

@@ -7,6 +7,8 @@ KN_FN unsigned shared_address(const void* p) {
     return static_cast<unsigned>(static_cast<const unsigned char*>(p) - emulated_shared);
 }
 
+KN_FN unsigned block_number() { return blockIdx.x; }
+
 KN_FN void load_matrices(unsigned (&to)[4], unsigned address) {
     struct Row {
         unsigned pairs[4];
