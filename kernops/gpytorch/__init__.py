@@ -1,0 +1,69 @@
+"""Kernels for GPyTorch: its names, arguments, priors, constraints and state dicts; matrices that are never stored.
+
+A model changes by one line, ``from kernops.gpytorch import RBFKernel, ScaleKernel``. Needs the extra
+``kernops[gpytorch]``.
+"""
+
+from __future__ import annotations
+
+try:
+    import gpytorch as _gpytorch
+    import linear_operator as _linear_operator
+except ImportError as error:
+    raise ImportError(f"kernops.gpytorch needs GPyTorch ({error}): pip install 'kernops[gpytorch]'") from error
+
+from gpytorch.kernels import InducingPointKernel, Kernel  # noqa: E402
+
+from .base import AdditiveKernel, ProductKernel  # noqa: E402
+from .compositional import (  # noqa: E402
+    AdditiveStructureKernel,
+    IndexKernel,
+    LCMKernel,
+    MultitaskKernel,
+    ProductStructureKernel,
+    ScaleKernel,
+)
+from .formula import FormulaKernel  # noqa: E402
+from .kernels import (  # noqa: E402
+    CauchyKernel,
+    ConstantKernel,
+    CosineKernel,
+    LaplacianKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RQKernel,
+    SpectralMixtureKernel,
+)
+from .operator import KernopsLinearOperator, as_linear_operator  # noqa: E402
+
+__all__ = [
+    "AdditiveKernel",
+    "AdditiveStructureKernel",
+    "CauchyKernel",
+    "ConstantKernel",
+    "CosineKernel",
+    "FormulaKernel",
+    "IndexKernel",
+    "InducingPointKernel",
+    "Kernel",
+    "KernopsLinearOperator",
+    "LCMKernel",
+    "LaplacianKernel",
+    "LinearKernel",
+    "MaternKernel",
+    "MultitaskKernel",
+    "PeriodicKernel",
+    "PiecewisePolynomialKernel",
+    "PolynomialKernel",
+    "ProductKernel",
+    "ProductStructureKernel",
+    "RBFKernel",
+    "RQKernel",
+    "ScaleKernel",
+    "SpectralMixtureKernel",
+    "as_linear_operator",
+]
