@@ -7,12 +7,9 @@ A model changes by one line, ``from kernops.gpytorch import RBFKernel, ScaleKern
 from __future__ import annotations
 
 try:
-    import gpytorch as _gpytorch
-    import linear_operator as _linear_operator
+    from gpytorch.kernels import InducingPointKernel, Kernel
 except ImportError as error:
     raise ImportError(f"kernops.gpytorch needs GPyTorch ({error}): pip install 'kernops[gpytorch]'") from error
-
-from gpytorch.kernels import InducingPointKernel, Kernel  # noqa: E402
 
 from .base import AdditiveKernel, ProductKernel  # noqa: E402
 from .compositional import (  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,10 +33,20 @@ class Composable(gpytorch.kernels.Kernel):
 
 def _parts(a: gpytorch.kernels.Kernel, kind: type, b: gpytorch.kernels.Kernel) -> list[gpytorch.kernels.Kernel]:
     """The two, or their parts where they are of one ``kind`` already."""
-    return [part for k in (a, b) for part in (k.kernels if isinstance(k, kind) else (k,))]
+    return [part for k in (a, b) for part in (k.kernels if isinstance(k, kind) else (k,))]  # type: ignore[attr-defined]
 
 
-class AdditiveKernel(Composable, gpytorch.kernels.AdditiveKernel):
+class _OfMany(Composable):
+    """A kernel made of a list of others."""
+
+    def expand_batch(self, *sizes: Any) -> _OfMany:
+        """A copy with parameters expanded to a batch shape: GPyTorch's own leaves those of the parts as they are."""
+        new = copy.deepcopy(self)
+        new.kernels = torch.nn.ModuleList(kernel.expand_batch(*sizes) for kernel in self.kernels)  # type: ignore[union-attr]
+        return new
+
+
+class AdditiveKernel(_OfMany, gpytorch.kernels.AdditiveKernel):
     """The sum of kernels: ours are one formula, others are added to it.
 
     Args:
@@ -53,10 +64,10 @@ class AdditiveKernel(Composable, gpytorch.kernels.AdditiveKernel):
         return total
 
 
-class ProductKernel(Composable, gpytorch.kernels.ProductKernel):
-    """The product of kernels: ours, and others of low rank such as ``LinearKernel`` and ``IndexKernel``, are one formula.
+class ProductKernel(_OfMany, gpytorch.kernels.ProductKernel):
+    """The product of kernels. Ours are one formula, with others of low rank: ``LinearKernel`` and ``IndexKernel``.
 
-    With a kernel that makes a dense matrix the product is dense.
+    The product with a kernel that makes a dense matrix is dense.
 
     Args:
         kernels: ours and GPyTorch's.

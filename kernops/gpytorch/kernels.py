@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import gpytorch
 import torch
 
 from ..formula.graph import Node
 from ..formula.ops import add, apply, as_node, div, mul, power, sub, total
-from ..kernels import KERNELS
+from ..kernels import KERNELS, Kernel
 from ..kernels.table import wendland
 from .base import Composable, FormulaKernelBase
 
@@ -107,9 +106,7 @@ class CosineKernel(FormulaKernelBase, gpytorch.kernels.CosineKernel):
 
 
 class LinearKernel(Composable, gpytorch.kernels.LinearKernel):
-    """Σ_d v_d x_d y_d. Its matrix is of low rank, and alone it stays what GPyTorch makes: a product of two thin matrices.
-
-    A product with a formula is a formula.
+    """Σ_d v_d x_d y_d. Its matrix is of two thin ones, as GPyTorch makes it; a product with ours is a formula.
 
     Args:
         ard_num_dims, variance_prior, variance_constraint: of v.
@@ -201,14 +198,12 @@ class SpectralMixtureKernel(FormulaKernelBase, gpytorch.kernels.SpectralMixtureK
             out = mul(out, apply("Elem", terms, params=(d,)))
         return out
 
-    def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
-    ) -> Any:
-        if x1.shape[-1] != self.ard_num_dims:
+    def covariance(self, features: int, each_feature: bool = False) -> Kernel:
+        if features != self.ard_num_dims:
             raise RuntimeError(
-                f"SpectralMixtureKernel was made for ard_num_dims={self.ard_num_dims} features; got {x1.shape[-1]}"
+                f"SpectralMixtureKernel was made for ard_num_dims={self.ard_num_dims} features; got {features}"
             )
-        return super().forward(x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **params)
+        return super().covariance(features, each_feature)
 
 
 class LaplacianKernel(_WithLengthscale):

@@ -61,8 +61,8 @@ class KernopsLinearOperator(LinearOperator):
         return {**self.__dict__, "_memo": None}
 
     @classmethod
-    def of(cls, operator: KernelOperator) -> KernopsLinearOperator:
-        """An operator without an added diagonal."""
+    def of(cls, operator: Any) -> KernopsLinearOperator:
+        """That of a ``KernelOperator`` without an added diagonal."""
         layout, tensors = Layout.split(operator)
         new = cls(*tensors, layout=layout)
         new._memo = operator
@@ -86,7 +86,7 @@ class KernopsLinearOperator(LinearOperator):
         return self.operator.T.matmul(rhs) if isinstance(rhs, Tensor) else super()._t_matmul(rhs)
 
     def _transpose_nonbatch(self) -> KernopsLinearOperator:
-        return self if self.layout.symmetric else self.of(self.operator.T)  # type: ignore[arg-type]
+        return self if self.layout.symmetric else self.of(self.operator.T)
 
     def _diagonal(self) -> Tensor:
         return self.operator.diagonal()
@@ -238,7 +238,7 @@ class KernopsLinearOperator(LinearOperator):
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, KernopsLinearOperator) and other.matrix_shape == self.matrix_shape:
-            return self.of(self.operator + other.operator)  # type: ignore[arg-type]
+            return self.of(self.operator + other.operator)
         if isinstance(other, RootLinearOperator):  # without the decompositions of ``add_low_rank``
             return SumLinearOperator(self, other)
         return super().__add__(other)
@@ -276,7 +276,7 @@ def as_linear_operator(operator: KernelOperator) -> LinearOperator:
     if not isinstance(operator, KernelOperator):
         raise TypeError(f"operator must be a KernelOperator; got {type(operator).__name__}")
     kernel, diagonal = operator._split()
-    out = KernopsLinearOperator.of(kernel)  # type: ignore[arg-type]
+    out = KernopsLinearOperator.of(kernel)
     return out if diagonal is None else out.add_diagonal(diagonal)
 
 

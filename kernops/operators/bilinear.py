@@ -1,4 +1,4 @@
-"""What others make operators of ours from: gradients of bilinear forms, and single entries, straight from the formula."""
+"""What adapters for other libraries ask of a kernel's matrix: gradients of bilinear forms, and single entries."""
 
 from __future__ import annotations
 
