@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ..autograd.function import pull_back_sum
-from ..formula.graph import CAT_I, CAT_J, CAT_P, Node, rewrite, var, variables
+from ..formula.graph import CAT_I, CAT_J, Node, rewrite, var, variables
 from ..lazy import LazyTensor
+from ..lazy.arrays import space_of
 from ..lazy.engine import request
 from ..lazy.frame import Frame
 from ..lazy.options import backend_for
@@ -35,8 +36,8 @@ def bilinear_gradients(operator: KernelOperator, u: Tensor, v: Tensor, wanted: C
     """
     frame = operator.lazy.frame
     if u.dtype.itemsize == 2:
-        full = operator.with_tensors([t.float() for t in operator.tensors])
-        return [g if g is None else g.to(u.dtype) for g in bilinear_gradients(full, u.float(), v.float(), wanted)]
+        full = bilinear_gradients(_in_float32(operator), u.float(), v.float(), wanted)
+        return [g if g is None else g.to(u.dtype) for g in full]
     total: Grads = [None] * len(frame.tensors)
     if 0 in u.shape or 0 in v.shape:
         return total
@@ -53,6 +54,15 @@ def bilinear_gradients(operator: KernelOperator, u: Tensor, v: Tensor, wanted: C
                 g = g / 2 if twins and frame.cats[k] not in (CAT_I, CAT_J) else g
                 total[k] = g if total[k] is None else total[k] + g  # type: ignore[operator]
     return total
+
+
+def _in_float32(operator: KernelOperator) -> KernelOperator:
+    frame = operator.lazy.frame
+    made: dict[int, Tensor] = {}  # rows and columns that are one tensor stay one
+    tensors = tuple(made.setdefault(id(t), t.float()) if isinstance(t, Tensor) else t for t in frame.tensors)
+    space = space_of("torch", torch.float32, operator.device)
+    lazy = LazyTensor(operator.lazy.formula, frame.replace(tensors=tensors, space=space))
+    return KernelOperator(lazy, symmetric=operator.symmetric)
 
 
 def _twins(frame: Frame, wanted: Collection[int]) -> set[int]:
@@ -90,19 +100,16 @@ def entries(operator: KernelOperator, rows: Tensor, columns: Tensor, batch: Sequ
     """
     frame = operator.lazy.frame
     shape = torch.broadcast_shapes(rows.shape, columns.shape, *(b.shape for b in batch))
-    values, cats, moved = [], [], {}
-    for v in variables(operator.lazy.formula):
-        if v.params[0] == CAT_J or (v.params[0] == CAT_P and frame.tensors[v.params[1]].ndim > 1):  # type: ignore[index]
-            moved[v] = var(CAT_I, v.params[1], v.dim)  # type: ignore[arg-type]
-    for t, cat in zip(frame.tensors, frame.cats):
+    values, cats = list(frame.tensors), list(frame.cats)
+    for k, (t, cat) in enumerate(zip(frame.tensors, frame.cats)):
         if cat in (CAT_I, CAT_J):
             t = _picked(t, operator.batch, batch, rows if cat == CAT_I else columns)
         elif isinstance(t, Tensor) and t.ndim > 1:
             t = t.expand(*operator.batch, t.shape[-1])[tuple(batch)]
-        if isinstance(t, Tensor) and (t.ndim > 1 or cat in (CAT_I, CAT_J)):
-            t, cat = t.expand(*shape, t.shape[-1]).reshape(-1, t.shape[-1]), CAT_I
-        values.append(t)
-        cats.append(cat)
+        else:
+            continue
+        values[k], cats[k] = t.expand(*shape, t.shape[-1]).reshape(-1, t.shape[-1]), CAT_I
+    moved = {v: var(cats[v.params[1]], v.params[1], v.dim) for v in variables(operator.lazy.formula)}
     formula: Node = rewrite(operator.lazy.formula, moved)
     count = shape.numel()
     pairs = frame.replace(tensors=tuple(values), cats=tuple(cats), m=count, n=None, batch=())
