@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError(f"kernops.gpytorch needs GPyTorch ({error}): pip install 'kernops[gpytorch]'") from error
 
-from .base import AdditiveKernel, ProductKernel  # noqa: E402
+from .base import AdditiveKernel, KernopsKernel, ProductKernel  # noqa: E402
 from .compositional import (  # noqa: E402
     AdditiveStructureKernel,
     IndexKernel,
@@ -47,6 +47,7 @@ __all__ = [
     "IndexKernel",
     "InducingPointKernel",
     "Kernel",
+    "KernopsKernel",
     "KernopsLinearOperator",
     "LCMKernel",
     "LaplacianKernel",

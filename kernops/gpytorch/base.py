@@ -54,6 +54,7 @@ class AdditiveKernel(_OfMany, gpytorch.kernels.AdditiveKernel):
     """
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The matrix of points and points as an operator; with ``diag`` its diagonal, a tensor."""
         parts = [kernel(x1, None if x2 is x1 else x2, diag=diag, **params) for kernel in self.kernels]
         if diag:
             return sum(parts)
@@ -74,6 +75,7 @@ class ProductKernel(_OfMany, gpytorch.kernels.ProductKernel):
     """
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The matrix of points and points as an operator; with ``diag`` its diagonal, a tensor."""
         parts = [kernel(x1, None if x2 is x1 else x2, diag=diag, **params) for kernel in self.kernels]
         if diag:
             return torch.stack(torch.broadcast_tensors(*parts)).prod(0)
@@ -96,41 +98,65 @@ def _product(a: LinearOperator, b: LinearOperator) -> LinearOperator:
     return to_linear_operator(a.to_dense() * b.to_dense())  # linear_operator's products are of square matrices
 
 
-class FormulaKernelBase(Composable):
-    """A kernel that is a formula of two points and of parameters, without a matrix."""
+class KernopsKernel(Composable):
+    """What all kernels here are but those made of others: a formula of two points and of parameters.
+
+    What GPyTorch calls a kernel with ends in ``forward``, which returns a matrix that is not stored. ``covariance`` is
+    the way to kernops' own operators, solvers and estimators.
+    """
 
     #: Parameters that may be zero or negative.
     free: tuple[str, ...] = ()
 
-    def values(self, each_feature: bool) -> Mapping[str, Tensor]:
+    def _formula_values(self, each_feature: bool) -> Mapping[str, Tensor]:
         """The formula's parameters, (*B, K) each.
 
         Args:
             each_feature: whether the features are a batch, the last of its axes: then (*B, features or 1, K).
         """
-        values = self.parameters_of_formula()
+        values = self._formula_parameters()
         return {k: v[..., None] for k, v in values.items()} if each_feature else values
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         """The formula's parameters, (*B, K) each."""
         raise NotImplementedError
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         """The formula of two points, given as formulas; ``features`` is how many the data have."""
         raise NotImplementedError
 
     def covariance(self, features: int, each_feature: bool = False) -> Kernel:
-        """The same as a kernel of ``kernops.kernels``, with this one's parameters as they are now."""
+        """The same as a kernel of ``kernops.kernels``, with this one's parameters as they are now.
+
+        Args:
+            features: how many features points have.
+            each_feature: whether each feature is a point of its own, in a batch of matrices.
+
+        Raises:
+            ValueError: a parameter is not finite, or is not positive where it has to be.
+        """
         values = {
             k: parameter(f"{k} of {type(self).__name__}", v, k not in self.free)
-            for k, v in self.values(each_feature).items()
+            for k, v in self._formula_values(each_feature).items()
         }
+        return self._written(features, values)
+
+    def _written(self, features: int, values: Mapping[str, Any]) -> Kernel:
         return _Written(self, features, values)
 
     def forward(
         self, x1: Tensor, x2: Tensor, diag: bool = False, last_dim_is_batch: bool = False, **params: Any
     ) -> Any:  # fmt: skip
-        """The matrix of x1 (*B, M, D) and x2 (*B, N, D) as a ``KernopsLinearOperator``; with ``diag`` its diagonal."""
+        """The matrix of points and points, (*B, M, N), as a ``KernopsLinearOperator``.
+
+        Args:
+            x1, x2: (*B, M, D) and (*B, N, D).
+            diag: return the diagonal (*B, N) instead, of as many points x1 as x2.
+            last_dim_is_batch: one matrix for each feature, (*B, D, M, N).
+
+        Raises:
+            ValueError: dtypes or devices differ, or a parameter is out of its range.
+        """
         kernel = self.covariance(x1.shape[-1], last_dim_is_batch)
         same = x2 is x1
         if last_dim_is_batch:
@@ -143,14 +169,14 @@ class FormulaKernelBase(Composable):
 class _Written(Kernel):
     """The formula of a kernel with its parameters."""
 
-    def __init__(self, kernel: FormulaKernelBase, features: int, values: Mapping[str, Any]) -> None:
+    def __init__(self, kernel: KernopsKernel, features: int, values: Mapping[str, Any]) -> None:
         self.kernel, self.features, self.params = kernel, features, values
 
     def formula(self, x: LazyTensor, y: LazyTensor) -> LazyTensor:
         names = list(self.params)
 
         def build(x: Node, y: Node, *nodes: Node) -> Node:
-            return self.kernel.pair(x, y, self.features, **dict(zip(names, nodes)))
+            return self.kernel._formula(x, y, self.features, **dict(zip(names, nodes)))
 
         given = [as_parameter(v, x, 1) for v in self.params.values()]
         return combine(type(self.kernel).__name__, build, x, y, *given)

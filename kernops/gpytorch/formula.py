@@ -12,12 +12,12 @@ from ..kernels import Kernel
 from ..kernels.kernel import as_parameter
 from ..kernels.slots import scalar_formula
 from ..lazy import LazyTensor
-from .base import FormulaKernelBase
+from .base import KernopsKernel
 
 Tensor = torch.Tensor
 
 
-class FormulaKernel(FormulaKernelBase):
+class FormulaKernel(KernopsKernel):
     """A kernel that a function of two LazyTensors writes.
 
     Args:
@@ -61,6 +61,7 @@ class FormulaKernel(FormulaKernelBase):
             raise ValueError(f"constraints: there is no parameter {unknown[0]!r}; there are {', '.join(parameters)}")
         self.function = function
         self.names: tuple[str, ...] = ()
+        self.free = tuple(parameters)  # constraints alone say what is in their range
         for name, value in parameters.items():
             if not isinstance(name, str) or not name.isidentifier() or hasattr(self, name):
                 raise ValueError(f"parameters: {name!r} cannot be the name of a parameter, it has a meaning already")
@@ -86,11 +87,11 @@ class FormulaKernel(FormulaKernelBase):
         value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
         self.initialize(**{f"raw_{name}": getattr(self, f"raw_{name}_constraint").inverse_transform(value)})
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {name: getattr(self, name) for name in self.names}
 
-    def covariance(self, features: int, each_feature: bool = False) -> Kernel:
-        return _Function(self.function, self.values(each_feature))
+    def _written(self, features: int, values: Mapping[str, Any]) -> Kernel:
+        return _Function(self.function, values)
 
 
 class _Function(Kernel):

@@ -10,22 +10,22 @@ import torch
 
 from ..formula.graph import Node
 from ..formula.ops import add, apply, as_node, div, mul, power, sub, total
-from ..kernels import KERNELS, Kernel
+from ..kernels import KERNELS
 from ..kernels.table import wendland
-from .base import Composable, FormulaKernelBase
+from .base import Composable, KernopsKernel
 
 Tensor = torch.Tensor
 
 
-class _WithLengthscale(FormulaKernelBase):
+class _WithLengthscale(KernopsKernel):
     """A kernel of one row of the table whose only parameter is a length scale."""
 
     row = ""
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {"lengthscale": self.lengthscale.squeeze(-2)}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return KERNELS[self.row].formula(x, y, values["lengthscale"])
 
 
@@ -53,7 +53,7 @@ class MaternKernel(_WithLengthscale, gpytorch.kernels.MaternKernel):
         kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return KERNELS["matern"].formula(x, y, values["lengthscale"], nu=self.nu)
 
 
@@ -65,14 +65,14 @@ class RQKernel(_WithLengthscale, gpytorch.kernels.RQKernel):
         kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
-        return {**super().parameters_of_formula(), "alpha": self.alpha}
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
+        return {**super()._formula_parameters(), "alpha": self.alpha}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return KERNELS["rational_quadratic"].formula(x, y, values["lengthscale"], values["alpha"])
 
 
-class PeriodicKernel(FormulaKernelBase, gpytorch.kernels.PeriodicKernel):
+class PeriodicKernel(KernopsKernel, gpytorch.kernels.PeriodicKernel):
     """exp(-2 Σ_d sin²(π (x_d - y_d)/p_d)/ℓ_d): a period and a length scale, not squared, for each feature.
 
     Args:
@@ -80,17 +80,17 @@ class PeriodicKernel(FormulaKernelBase, gpytorch.kernels.PeriodicKernel):
         kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {"lengthscale": self.lengthscale.squeeze(-2), "period_length": self.period_length.squeeze(-2)}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         period = div(values["period_length"], math.pi)
         waves = power(apply("Sin", apply("Sub", div(x, period), div(y, period))), 2)
         # As many as there are features, also where one length scale is for all of them.
         return apply("Exp", mul(-2.0, total(div(waves, values["lengthscale"]))))
 
 
-class CosineKernel(FormulaKernelBase, gpytorch.kernels.CosineKernel):
+class CosineKernel(KernopsKernel, gpytorch.kernels.CosineKernel):
     """cos(π |x - y|/p).
 
     Args:
@@ -98,10 +98,10 @@ class CosineKernel(FormulaKernelBase, gpytorch.kernels.CosineKernel):
         kwargs: ``batch_shape, active_dims`` of GPyTorch's.
     """
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {"period_length": self.period_length.squeeze(-2)}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return KERNELS["harmonic"].formula(x, y, values["period_length"])
 
 
@@ -114,7 +114,7 @@ class LinearKernel(Composable, gpytorch.kernels.LinearKernel):
     """
 
 
-class PolynomialKernel(FormulaKernelBase, gpytorch.kernels.PolynomialKernel):
+class PolynomialKernel(KernopsKernel, gpytorch.kernels.PolynomialKernel):
     """(x·y + c)^power.
 
     Args:
@@ -125,14 +125,14 @@ class PolynomialKernel(FormulaKernelBase, gpytorch.kernels.PolynomialKernel):
 
     free = ("offset",)
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {"offset": self.offset}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return KERNELS["polynomial"].formula(x, y, 1.0, degree=float(self.power), coef0=values["offset"])
 
 
-class ConstantKernel(FormulaKernelBase, gpytorch.kernels.ConstantKernel):
+class ConstantKernel(KernopsKernel, gpytorch.kernels.ConstantKernel):
     """One number for all pairs.
 
     Args:
@@ -141,10 +141,10 @@ class ConstantKernel(FormulaKernelBase, gpytorch.kernels.ConstantKernel):
 
     free = ("constant",)
 
-    def parameters_of_formula(self) -> Mapping[str, Tensor]:
+    def _formula_parameters(self) -> Mapping[str, Tensor]:
         return {"constant": self.constant}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return as_node(values["constant"])
 
 
@@ -159,11 +159,11 @@ class PiecewisePolynomialKernel(_WithLengthscale, gpytorch.kernels.PiecewisePoly
         kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
         return wendland(x, y, values["lengthscale"], self.q, features)
 
 
-class SpectralMixtureKernel(FormulaKernelBase, gpytorch.kernels.SpectralMixtureKernel):
+class SpectralMixtureKernel(KernopsKernel, gpytorch.kernels.SpectralMixtureKernel):
     """Π_d Σ_q w_q exp(-2π² (s_qd (x_d - y_d))²) cos(2π μ_qd (x_d - y_d)).
 
     For one feature that is the kernel of Wilson and Adams (2013, equation 12). For more, GPyTorch's kernel is a product
@@ -177,14 +177,18 @@ class SpectralMixtureKernel(FormulaKernelBase, gpytorch.kernels.SpectralMixtureK
 
     free = ("means",)
 
-    def values(self, each_feature: bool) -> Mapping[str, Tensor]:
+    def _formula_values(self, each_feature: bool) -> Mapping[str, Tensor]:
         weights = self.mixture_weights
         both = {"means": self.mixture_means.squeeze(-2), "scales": self.mixture_scales.squeeze(-2)}  # (*B, Q, D)
         if each_feature:
             return {"weights": weights[..., None, :], **{k: v.mT for k, v in both.items()}}
         return {"weights": weights, **{k: v.flatten(-2) for k, v in both.items()}}
 
-    def pair(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+    def _formula(self, x: Node, y: Node, features: int, **values: Node) -> Node:
+        if features != self.ard_num_dims:
+            raise RuntimeError(
+                f"SpectralMixtureKernel was made for ard_num_dims={self.ard_num_dims} features; got {features}"
+            )
         weights, means, scales = values["weights"], values["means"], values["scales"]
         tau, terms = sub(x, y), as_node(0.0)
         for q in range(weights.dim):
@@ -198,20 +202,12 @@ class SpectralMixtureKernel(FormulaKernelBase, gpytorch.kernels.SpectralMixtureK
             out = mul(out, apply("Elem", terms, params=(d,)))
         return out
 
-    def covariance(self, features: int, each_feature: bool = False) -> Kernel:
-        if features != self.ard_num_dims:
-            raise RuntimeError(
-                f"SpectralMixtureKernel was made for ard_num_dims={self.ard_num_dims} features; got {features}"
-            )
-        return super().covariance(features, each_feature)
-
 
 class LaplacianKernel(_WithLengthscale):
     """exp(-Σ_d |x_d - y_d|/ℓ_d).
 
     Args:
-        kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint``, as for any kernel
-            of GPyTorch.
+        kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
     has_lengthscale = True
@@ -222,8 +218,7 @@ class CauchyKernel(_WithLengthscale):
     """1/(1 + |x - y|²), of points divided by the length scale.
 
     Args:
-        kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint``, as for any kernel
-            of GPyTorch.
+        kwargs: ``ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint`` of GPyTorch's.
     """
 
     has_lengthscale = True
