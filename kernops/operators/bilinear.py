@@ -98,6 +98,8 @@ def entries(operator: KernelOperator, rows: Tensor, columns: Tensor, batch: Sequ
     Returns:
         The entries, of the indices' shape; differentiable.
     """
+    if not operator.batch and rows.ndim == columns.ndim == 2 and rows.shape[1] == columns.shape[0] == 1:
+        return operator._block(rows[:, 0], columns[0]).to_dense()  # without a copy of the points for each entry
     frame = operator.lazy.frame
     shape = torch.broadcast_shapes(rows.shape, columns.shape, *(b.shape for b in batch))
     values, cats = list(frame.tensors), list(frame.cats)

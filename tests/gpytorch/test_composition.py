@@ -14,6 +14,7 @@ from linear_operator.operators import DiagLinearOperator, KroneckerProductLinear
 from kernops import gpytorch as ours
 from kernops.kernels import RBF, White
 from kernops.operators import KernelOperator
+from tests.helpers.backends import need
 
 from .cases import D, rand
 from .test_kernels import agree
@@ -146,3 +147,16 @@ def test_multiples():
     torch.testing.assert_close((matrix * rand(M, N)).to_dense(), rand(M, N) * dense)
     with pytest.raises(ValueError, match="the factor must have the operator's dtype torch.float64; got torch.float32"):
         matrix * factor.float()
+
+
+def test_the_compiled_back_end(monkeypatch):
+    need("cpu")
+    monkeypatch.setenv("KERNOPS_BACKEND", "cpu")
+    mine, reference = pair(lambda k: k.ScaleKernel(k.RBFKernel()) + k.PeriodicKernel())
+    found = []
+    for kernel in (mine, reference):
+        x = X.clone().requires_grad_()
+        value = (kernel(x) @ rand(M, 3, seed=4)).square().sum()
+        found.append([value, *torch.autograd.grad(value, [x, *kernel.parameters()])])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
