@@ -170,7 +170,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             "gpytorch.RBFKernel gpytorch.MaternKernel gpytorch.RQKernel gpytorch.PeriodicKernel gpytorch.CosineKernel "
             "gpytorch.LinearKernel gpytorch.PolynomialKernel gpytorch.ConstantKernel "
             "gpytorch.PiecewisePolynomialKernel gpytorch.SpectralMixtureKernel",
-            note="`PiecewisePolynomialKernel(q=2)` has the published polynomial, which GPyTorch's has not"),
+            note="`PiecewisePolynomialKernel(q=2)` is as GPyTorch documents it, not as it computes it"),
         Row("GPyTorch kernels of any formula, Laplacian, Cauchy", YES,
             "gpytorch.FormulaKernel gpytorch.LaplacianKernel gpytorch.CauchyKernel", more=True),
         Row("sums, products and multiples of GPyTorch kernels as one formula; several tasks", YES,

@@ -151,8 +151,9 @@ class ConstantKernel(KernopsKernel, gpytorch.kernels.ConstantKernel):
 class PiecewisePolynomialKernel(_WithLengthscale, gpytorch.kernels.PiecewisePolynomialKernel):
     """Wendland's functions, which are 0 from one length scale on.
 
-    Polynomials are those of Rasmussen and Williams (2006, equation 4.21). GPyTorch (up to 1.15) takes j + 4j + 3 for
-    j² + 4j + 3 where ``q`` is 2: its values differ then, and its matrices need not be positive definite.
+    Polynomials are those of Rasmussen and Williams (2006, equation 4.21), which GPyTorch documents. For ``q=2`` it
+    computes (up to 1.15) with j + 4j + 3 in the place of j² + 4j + 3: its values differ then, and its kernel is twice
+    and not four times differentiable.
 
     Args:
         q: 0, 1, 2 or 3; the kernel is 2q times differentiable.
