@@ -216,8 +216,10 @@ KN_FN void reduce(const typename G::Arguments& a) {
         fold_range<G>(a, in, w, RowRegisters<G>{x, 0}, state, from, to, row < a.m);
         KN_UNROLL_ALL
         for (int r = 0; r < R; ++r) {
-            w.row = row + r * G::THREADS;
-            if (w.row < a.m) deliver<G>(a, w, RowSlots<T, 1>{x[r]}, state[r]);
+            in.index = w.row = row + r * G::THREADS;
+            if (w.row >= a.m) continue;
+            F::template row<T>(in, &x[r][0]);  // anew: what only the factor reads takes no registers from the pairs
+            deliver<G>(a, w, RowSlots<T, 1>{x[r]}, state[r]);
         }
     }
 }
