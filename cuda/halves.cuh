@@ -37,12 +37,14 @@ struct Panels {
     static constexpr int PARTS = TIGHT ? 1 : 2;
     // steps of 16 components: of a part, and of a part's chunk
     static constexpr int ALL_STEPS = ((TIGHT ? 3 * LENGTH + 6 : LENGTH) + 15) / 16, STEPS = G::STEPS;
+    static constexpr int SHIFT = 3 * LENGTH + 6;  // of tight points: the component in which a row can add to its exponents
+    static_assert(!TIGHT || SHIFT < 16 * ALL_STEPS, "there is a component left");
     static constexpr int CHUNKS = (ALL_STEPS + STEPS - 1) / STEPS;
     static constexpr int STEP_BYTES = 16 * 2 * POINTS, BLOCK_K = STEP_BYTES / 2, BLOCK = 128;
     static constexpr int CHUNK_BYTES = PARTS * STEPS * STEP_BYTES, HALVES_BYTES = CHUNKS * CHUNK_BYTES;
     // columns: halves, then the numbers that the epilogue reads, slot by slot, then norms
     static constexpr int NUMBERS_BYTES = (F::NCOL + 1) * POINTS * 4,
-                         RHS_BYTES = G::WIDE ? 512 * POINTS / 8 * (G::C / 8) : 0,  // see matrix_wide.cuh; of a chunk of C components
+                         RHS_BYTES = G::WIDE ? POINTS / 16 * 512 * (G::C / 8) + 4 * G::C : 0,  // see matrix_rhs.cuh; of a chunk of C components
                          TILE_BYTES = HALVES_BYTES + NUMBERS_BYTES + RHS_BYTES * (G::WIDE ? G::CHUNKS : 1);
     static constexpr int PANEL_BYTES = HALVES_BYTES + POINTS * 4;  // rows: halves, then norms
     static constexpr int SURVEY_BYTES = (sizeof(Survey) + LENGTH * 4 + 15) / 16 * 16;
@@ -98,6 +100,13 @@ KN_FN float float_of(unsigned h) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(h)));
     return x;
 }
+KN_FN void store_half(char* at, float x) { *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(half_of(x)); }
+/// Splits two numbers into halves, those of `a` the lower of each pair.
+KN_FN void split_halves(float a, float b, unsigned& high, unsigned& low) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(b), "f"(a));
+    a -= float_of(high & 0xffffu), b -= float_of(high >> 16);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b), "f"(a));
+}
 /// Two numbers as halves, the first in the lower bits.
 KN_FN unsigned halves_of(float x, float y) { return half_of(x) | half_of(y) << 16; }
 
@@ -117,30 +126,6 @@ struct CentredPoint {
         return G::F::SQUARE ? v - centre[d] : v;
     }
 };
-
-/// @return x rounded to the 11 bits that the matrix unit reads of a number in TF32
-KN_FN float tf32_of(float x) {
-    unsigned r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-    return __uint_as_float(r);
-}
-
-/// The right-hand sides of a column, as the second product of `matrix_wide.cuh` reads them: for every chunk of components,
-/// eight columns and eight components, a lane's numbers of two columns, each in an upper and a lower part.
-template <class G>
-KN_FN void pack_rhs(const CentredPoint<G>& p, float* to, int place, int lane, bool real) {
-    typedef Panels<G> P;
-    constexpr int TILES = G::C / 8;
-    for (int c = lane; c < G::C * G::CHUNKS; c += P::PACKERS) {
-        float v = 0;
-        if (real && c < G::F::DIM) v = G::F::MOMENT ? p(c) : G::F::template rhs<float>(p.in, c);
-        if (real && G::F::MOMENT && c == G::F::DIM) v = 1;
-        const float high = tf32_of(v), low = v - high;
-        float* at = to + c / G::C * (P::RHS_BYTES / 4) +
-                    ((place / 8 * TILES + c % G::C / 8) * 32 + c % 8 * 4 + place % 8 / 2) * 4 + place % 2;
-        at[0] = high, at[2] = abs(v) < static_cast<float>(KN_INF) ? low : 0;
-    }
-}
 
 /// Eight numbers, whose halves lie side by side.
 struct Octet {
@@ -174,6 +159,7 @@ KN_FN float pack_tight(const CentredPoint<G>& p, char* to, int place, float scal
                             is_row ? 1 : -n3};
     KN_UNROLL_ALL
     for (int k = 0; k < 6; ++k) all[(3 * LENGTH + k) / 8].v[(3 * LENGTH + k) % 8] = parts[k];
+    all[P::SHIFT / 8].v[P::SHIFT % 8] = is_row ? 0 : 1;
     KN_UNROLL_ALL
     for (int o = 0; o < OCTETS; ++o) {
         if (!real) all[o] = {};
@@ -259,7 +245,6 @@ KN_FN void pack(const typename G::Arguments& a) {
                 for (int c = 0; c < G::F::NCOL; ++c) numbers[c * P::POINTS + place] = 0;
             numbers[G::F::NCOL * P::POINTS + place] = real ? norm : 0;
         }
-        if constexpr (G::WIDE) pack_rhs<G>(p, reinterpret_cast<float*>(to + P::HALVES_BYTES + P::NUMBERS_BYTES), place, lane, real);
     }
 }
 

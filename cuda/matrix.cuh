@@ -118,6 +118,9 @@ struct Warp<G, 2> {
         : rows{{a, b, block, int(threadIdx.x / 32 * 2)}, {a, b, block, int(threadIdx.x / 32 * 2 + 1)}} {}
 };
 
+/// Keeps the compiler from moving reads and writes across this point, where it would have no registers for so many at once.
+KN_FN void keep_order() { asm volatile("" ::: "memory"); }
+
 /// The squared distance of one pair, from differences; for the few that need it.
 template <class G>
 KN_FN float direct_square(const MatrixRows<G>& rows, long long row, long long column) {
@@ -134,8 +137,10 @@ KN_FN float direct_square(const MatrixRows<G>& rows, long long row, long long co
 }
 
 /// Turns N results of the unit, for columns of a tile from `first` on, into sums.
+/// @param shift what is added to those of a row, if they are exponents
 template <class G, int N>
-KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0) {
+KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0,
+                       const float (&shift)[2]) {
     typedef Panels<G> P;
     const int lane = threadIdx.x % 32;
     if constexpr (P::TIGHT) return;  // it is what the unit computed
@@ -144,11 +149,13 @@ KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* nu
         for (int k = 0; k < N; ++k) s[k] *= rows.per;
     } else {
         const float* norms = numbers + G::F::NCOL * 128;
+        const float add[2] = {G::F::EXPONENT ? shift[0] : 0, G::F::EXPONENT ? shift[1] : 0};
+        const float norm[2] = {rows.norm[0] + add[0], rows.norm[1] + add[1]};
         KN_UNROLL_ALL
         for (int k = 0; k < N; k += 4) {
             const auto y = *reinterpret_cast<const Vec<float, 2>*>(norms + first + 2 * k + lane % 4 * 2);
             KN_UNROLL_ALL
-            for (int q = 0; q < 4; ++q) s[k + q] = s[k + q] * rows.per + (y.v[q % 2] * rows.slope + rows.norm[q / 2]);
+            for (int q = 0; q < 4; ++q) s[k + q] = s[k + q] * rows.per + (y.v[q % 2] * rows.slope + norm[q / 2]);
         }
         if (rows.mode != NEAR) return;
         // A slope is negative: near pairs have the largest exponents, but the smallest squares.
@@ -160,26 +167,26 @@ KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* nu
         const float here = greater(greater(four.v[0], four.v[1]), greater(four.v[2], four.v[3]));
         const float column = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(here))) * rows.slope;
         KN_UNROLL_ALL
-        for (int r = 0; r < 2; ++r) near[r] = sign * P::NEARNESS * (rows.norm[r] + column + rows.slope * rows.least_norm);
+        for (int r = 0; r < 2; ++r) near[r] = sign * (P::NEARNESS * (rows.norm[r] + column + rows.slope * rows.least_norm) + add[r]);
         if (most[0] <= near[0] && most[1] <= near[1]) return;
-        // By the column's own norm: one that is large must not make its neighbours near. The barriers keep the compiler from
-        // reading all norms at once, for which there are no registers.
+        // By the column's own norm: one that is large must not make its neighbours near.
         unsigned long long found = 0;
         KN_UNROLL_ALL
         for (int k = 0; k < N; k += 4) {
-            asm volatile("" ::: "memory");
+            keep_order();
             const auto y = *reinterpret_cast<const Vec<float, 2>*>(norms + first + 2 * k + lane % 4 * 2);
             KN_UNROLL_ALL
             for (int q = 0; q < 4; ++q) {
                 const float bound = rows.norm[q / 2] + rows.slope * (y.v[q % 2] + rows.least_norm);
-                found |= static_cast<unsigned long long>(!(sign * s[k + q] <= sign * P::NEARNESS * bound)) << (k + q);
+                found |= static_cast<unsigned long long>(!(sign * (s[k + q] - add[q / 2]) <= sign * P::NEARNESS * bound)) << (k + q);
             }
         }
 #pragma unroll 1
         while (found) {
             const int k = __ffsll(found) - 1;
             found &= found - 1;
-            const float value = rows.slope * direct_square(rows, rows.row[0] + k / 2 % 2 * 8, j0 + first + 2 * (k & ~3) + lane % 4 * 2 + k % 2);
+            const long long column_of = j0 + first + 2 * (k & ~3) + lane % 4 * 2 + k % 2;
+            const float value = rows.slope * direct_square(rows, rows.row[0] + k / 2 % 2 * 8, column_of) + (k / 2 % 2 ? add[1] : add[0]);
             KN_UNROLL_ALL
             for (int q = 0; q < N; ++q) s[q] = q == k ? value : s[q];
         }
@@ -222,7 +229,7 @@ KN_FN void fold_sums(const MatrixRows<G>& rows, const float (&s)[N], const float
 template <class G, int N>
 KN_FN void epilogue(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0, int left,
                     typename G::State (&state)[2]) {
-    finish_sums<G>(rows, s, numbers, first, j0);
+    finish_sums<G>(rows, s, numbers, first, j0, {0, 0});
     // columns beyond the last are packed with zeros, one of which is a factor of what is summed
     constexpr bool NOTHING = G::SOFT > 0 && G::F::NCOL > 0;
     if (NOTHING || left >= 128)

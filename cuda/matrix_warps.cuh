@@ -118,6 +118,7 @@ struct Loader {
     KN_FN void open() const {}
     KN_FN void expect(int, unsigned) const {}
     KN_FN void copy(unsigned to, const char* from, unsigned bytes, int) const {
+#pragma unroll 1  // or all addresses would be computed before the loop over tiles, and take registers from it
         for (unsigned k = threadIdx.x * 16; k < bytes; k += G::THREADS * 16) copy16(to + k, from + k);
     }
     KN_FN void started() const { end_copies(); }
@@ -146,29 +147,54 @@ struct Loader {
     }
 };
 
-/// Walks over the tiles of a split, prefetching the next chunk, and calls `use(sums, numbers, first, tile, j0, left)`.
+/// The products of a warp's rows with a tile at hand: in shared memory, or where chunks come one after the other, their sum.
+template <class G>
+struct Products {
+    static constexpr bool WHOLE = Panels<G>::CHUNKS > 1, KEPT = KeptRows<G>::KEPT;
+    static constexpr int N = G::SUB * 4;
+    unsigned rows, columns;
+    int row;  // the warp's first
+    KeptRows<G> kept;
+    float sum[WHOLE ? G::H : 1][WHOLE ? N : 1];
+
+    /// @param room registers for those that are not there yet
+    /// @return those with columns from `first` on, to be changed at will
+    KN_FN float (&take(float (&room)[G::H][N], int first))[G::H][N] {
+        if constexpr (WHOLE) {
+            return sum;
+        } else {
+            clear(room);
+            if constexpr (KEPT)
+                add_products<G>(room, kept, columns, first);
+            else
+                add_products<G>(room, rows, columns, row, first);
+            return room;
+        }
+    }
+};
+
+/// Walks over the tiles of a split, prefetching the next chunk, and calls `use(products, numbers, tile, j0, left)`.
 template <class G, class Use>
 KN_FN void walk_tiles(const typename G::Arguments& a, const Where& w, long long panel, Use use) {
     typedef Panels<G> P;
     typedef Stages<G> St;
-    constexpr int N = G::SUB * 4;
+    static_assert(P::CHUNKS == 1 || G::SUB == 16, "a tile whose chunks come one after the other is finished as a whole");
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned base = shared_address(shared);
-    const int row = threadIdx.x / 32 * 16 * G::H;  // the warp's first
     const long long from = w.split * a.span / P::POINTS, all = P::tiles(a);
     const int tiles = static_cast<int>(from + a.span / P::POINTS < all ? a.span / P::POINTS : all - from);
     const Loader<G> loader{P::panel(a, w.batch, panel), P::tile(a, w.batch, from), base, w.chunk};
     loader.open();
     loader.fetch(0, 0, 0, St::RESIDENT);
     loader.started();
-    KeptRows<G> kept;
-    if constexpr (kept.KEPT) {
+    Products<G> products;
+    products.row = threadIdx.x / 32 * 16 * G::H;
+    if constexpr (Products<G>::KEPT) {
         loader.await_first();
-        kept.load(base, row);
+        products.kept.load(base, products.row);
     }
     for (int tile = 0; tile < tiles; ++tile) {
-        float s[G::H][N];
-        clear(s);
+        if constexpr (P::CHUNKS > 1) clear(products.sum);
 #pragma unroll 1
         for (int chunk = 0; chunk < P::CHUNKS; ++chunk) {
             const unsigned number = tile * P::CHUNKS + chunk, stage = number % 2, parity = number / 2 % 2;
@@ -177,31 +203,20 @@ KN_FN void walk_tiles(const typename G::Arguments& a, const Where& w, long long 
             loader.started();
             loader.await(stage, parity);
             const unsigned at = base + St::PANEL + stage * St::BYTES;
-            const unsigned panel_at = St::RESIDENT ? base + chunk * P::CHUNK_BYTES : at + St::ROWS;
+            products.rows = St::RESIDENT ? base + chunk * P::CHUNK_BYTES : at + St::ROWS, products.columns = at;
             const float* numbers = reinterpret_cast<const float*>(shared + (at - base) + St::NUMBERS);
             const long long j0 = (from + tile) * P::POINTS;
             const int left = a.n - j0 < P::POINTS ? static_cast<int>(a.n - j0) : P::POINTS;
-            if constexpr (P::CHUNKS == 1) {
-#pragma unroll(G::SOFT == 0 ? 1 : kept.KEPT && G::C == 1 ? 4 : 2)
-                for (int first = 0; first < P::POINTS; first += G::SUB * 8) {
-                    clear(s);
-                    if constexpr (kept.KEPT)
-                        add_products<G>(s, kept, at, first);
-                    else
-                        add_products<G>(s, panel_at, at, row, first);
-                    use(s, numbers, first, tile, j0, left);
-                }
-            } else {
-                static_assert(G::SUB == 16, "a tile whose chunks come one after the other is finished as a whole");
-                float t[G::H][N];
+            if constexpr (P::CHUNKS > 1) {
+                float t[G::H][G::SUB * 4];
                 clear(t);
-                add_products<G>(t, panel_at, at, row, 0);
+                add_products<G>(t, products.rows, products.columns, products.row, 0);
                 KN_UNROLL_ALL
                 for (int h = 0; h < G::H; ++h)
                     KN_UNROLL_ALL
-                    for (int k = 0; k < N; ++k) s[h][k] += t[h][k];
-                if (last) use(s, numbers, 0, tile, j0, left);
+                    for (int k = 0; k < G::SUB * 4; ++k) products.sum[h][k] += t[h][k];
             }
+            if (last) use(products, numbers, tile, j0, left);
             __syncthreads();
         }
     }
@@ -218,13 +233,17 @@ KN_FN void matrix(const typename G::Arguments& a) {
     typename G::State state[H][2];
     KN_UNROLL_ALL
     for (int h = 0; h < H; ++h) state[h][0].init(), state[h][1].init();
-    walk_tiles<G>(a, w, panel, [&](float (&s)[H][SUMS], const float* numbers, int first, int tile, long long j0, int left) {
-        KN_UNROLL_ALL
-        for (int h = 0; h < H; ++h) epilogue<G>(warp.rows[h], s[h], numbers, first, j0, left, state[h]);
-        if (first + G::SUB * 8 == 128 && tile % 4 == 3) {
+    walk_tiles<G>(a, w, panel, [&](Products<G>& products, const float* numbers, int tile, long long j0, int left) {
+#pragma unroll(G::SOFT == 0 ? 1 : Products<G>::KEPT && G::C == 1 ? 4 : 2)
+        for (int first = 0; first < Panels<G>::POINTS; first += G::SUB * 8) {
+            float room[H][SUMS];
+            auto& s = products.take(room, first);
             KN_UNROLL_ALL
-            for (int h = 0; h < H; ++h) state[h][0].flush(), state[h][1].flush();
+            for (int h = 0; h < H; ++h) epilogue<G>(warp.rows[h], s[h], numbers, first, j0, left, state[h]);
         }
+        if (tile % 4 != 3) return;
+        KN_UNROLL_ALL
+        for (int h = 0; h < H; ++h) state[h][0].flush(), state[h][1].flush();
     });
     // what tells where the results belong is found anew, so that it takes no registers in between
     const Where to = matrix_block<G>(a, panel);

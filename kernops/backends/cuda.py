@@ -255,7 +255,8 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
         "merge": (batch * s.pieces * m, instantiate.LANES),
         "finish_wide": (batch * m * plan.dim, 1),
     }
-    own = {main: s.blocks, "centre": batch * -(-form.length // 32)}
+    eights = s.width // 8 * s.pieces  # of components of right-hand sides
+    own = {main: s.blocks, "centre": batch * -(-form.length // 32), "pack_rhs": batch * s.tiles * eights}
     kernels = tuple(
         item_kernel(functions[name], *items[name]) if name in items
         else Kernel(functions[name], matrix_source.threads(name, s), shared[name], 0, pieces_of(own[name]))

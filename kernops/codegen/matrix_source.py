@@ -10,16 +10,16 @@ from .matrix import Form, emit_matrix
 from .matrix_schedule import POINTS, MatrixSchedule
 
 MATRIX_HEADERS = ("mma.cuh", "halves.cuh", "survey.cuh", "matrix.cuh", "matrix_warps.cuh", "matrix_groups.cuh",
-                  "matrix_wide.cuh")  # fmt: skip
+                  "matrix_rhs.cuh", "matrix_wide.cuh")  # fmt: skip
 #: Threads of a block of the kernels that have more than one thread an item.
-BLOCKS = {"centre": 256}
+BLOCKS = {"centre": 256, "pack_rhs": POINTS}
 
 
 def kernels(s: MatrixSchedule, form: Form) -> tuple[str, ...]:
     """Names of the kernels, in the order of their launch."""
     main = "matrix" + ("_wide" if form.wide else "") + ("_groups" if s.groups else "")
     last = () if not s.partial else ("finish_wide",) if form.wide else ("merge",)
-    return ("centre", "survey", "pack", main, *last)
+    return ("centre", "survey", "pack", *(("pack_rhs",) if form.wide else ()), main, *last)
 
 
 def compiled(s: MatrixSchedule, form: Form) -> tuple[str, ...]:

@@ -55,8 +55,8 @@ _MATRIX_PTX = (
     ("halves.cuh", 'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));', "const _Float16 g = x; memcpy(&h, &g, 2);"),
     ("halves.cuh", 'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(h)));',
      "const unsigned short b = h; _Float16 g; memcpy(&g, &b, 2); x = g;"),
-    ("halves.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));',
-     "r = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;"),
+    *(("halves.cuh", f'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"({to}) : "f"(b), "f"(a));',
+       f"{to} = half_of(b) << 16 | half_of(a);") for to in ("high", "low")),
     ("matrix.cuh", 'asm volatile("" ::: "memory");', ""),
 )  # fmt: skip
 
