@@ -234,9 +234,10 @@ struct WideRows {
 template <class G>
 KN_FN void write_wide(const typename G::Arguments& a, long long place, int c, float value) {
     constexpr int FIRST = G::F::FIRST, OTHERS = G::F::OUT - FIRST;
-    float* to = static_cast<float*>(a.value) + place * FIRST + c;
-    if (OTHERS && c >= FIRST) to = static_cast<float*>(a.second) + place * OTHERS + c - FIRST;
-    *to = value;
+    typedef typename G::E E;
+    E* to = static_cast<E*>(a.value) + place * FIRST + c;
+    if (OTHERS && c >= FIRST) to = static_cast<E*>(a.second) + place * OTHERS + c - FIRST;
+    narrow(value, *to);
 }
 
 /// With one split and no moment the results are written, else the sums are saved.

@@ -47,8 +47,11 @@ def sampled(s: MatrixSchedule, form: Form) -> int:
     return 4096 if form.square and not s.tight else 0
 
 
-def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
-    """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s, form)``; sizes are not part of it."""
+def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int, stored: str = "T") -> str:
+    """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s, form)``; sizes are not part of it.
+
+    ``stored`` as for :func:`kernops.codegen.instantiate.source`.
+    """
 
     def least(name: str) -> int:  # blocks that registers must leave room for
         return s.per_multiprocessor if name.startswith("matrix") else 1
@@ -61,6 +64,7 @@ def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
         "namespace kn {",
         "struct G {",
         f"    typedef Formula F; typedef float T; typedef {'long long' if s.long_index else 'int'} I;",
+        f"    typedef {stored} E;",
         f"    static constexpr int THREADS = {256 // s.sixteens}, R = 2, Q = 4, TILE = {POINTS},",
         f"                         C = {s.width}, CHUNKS = {s.pieces},",
         f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES}, ITEM_THREADS = {ITEM_THREADS};",
