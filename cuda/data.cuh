@@ -3,12 +3,14 @@
 // A kernel is compiled for one configuration G, a struct that the generated source defines:
 //   F              the formula (kernops/codegen/emit.py)
 //   T, I           number type (float, double) and type of a column's index (int, long long)
+//   E              number type of tensors and results in memory: T, or a half type where T is float
 //   State          the streaming state of the reduction (reductions.cuh, kmin.cuh), of C components
 //   Results        how states are set up, fed and written (tile.cuh, expsum.cuh, kmin.cuh)
 //   Arguments      kn::Arguments for the formula's variables and BATCH
 //   THREADS, R     threads of a block; rows of a thread: a block owns THREADS * R rows
 //   Q              columns that a thread folds in at once
-//   TILE           columns between two flushes; the length of a shared-memory tile
+//   TILE, TILES    columns between two flushes; number of such tiles that are brought to shared memory at a time
+//   PLAIN          pairs of a thread's R * Q whose exponentials are left to the plain cores
 //   C, CHUNKS      components of the result that one block computes; number of such chunks
 //   BATCH          number of batch dimensions, at least 1
 //   LANES          threads that merge the splits of one row
@@ -34,6 +36,7 @@ struct Arguments {
     long long m, n;          // rows and columns of one batch element
     long long row_blocks;    // blocks that cover the rows of one batch element
     long long splits, span;  // the columns are split into `splits` ranges of `span`
+    unsigned long long per_row_block, per_split;  // reciprocals of `row_blocks` and `splits`, see `quotient`
     long long first;         // number of the first block of this launch
     long long total;         // number of work items of the launch (not of `reduce`)
     void* value;             // results
@@ -67,18 +70,39 @@ KN_FN bool is_done(const A& a, long long batch) {
     return reinterpret_cast<const Survey*>(static_cast<const char*>(a.survey) + batch * a.survey_bytes)->mode != PLAIN;
 }
 
+/// Number of a block, taken apart: row blocks fastest, then splits, then the rest.
+/// A division takes hundreds of cycles while the unit that begins it is busy with exponentials.
+struct BlockNumber {
+    long long row_block, split, rest;
+
+    template <class A>
+    KN_FN BlockNumber(const A& a) {
+        const long long number = a.first + blockIdx.x, ranges = quotient(number, a.row_blocks, a.per_row_block);
+        row_block = number - ranges * a.row_blocks;
+        rest = quotient(ranges, a.splits, a.per_split);
+        split = ranges - rest * a.splits;
+    }
+    /// n / d by the reciprocal floor(2^64 / d) + 1, or 0 for d = 1. With n, d < 2^32 the product exceeds 2^64 n / d by less than
+    /// 2^32, and a quotient that is not whole lies at least 2^-32 below the next whole number.
+    KN_FN static long long quotient(long long n, long long d, unsigned long long reciprocal) {
+        if (reciprocal == 0) return n;
+        return n >> 32 ? n / d : static_cast<long long>(__umul64hi(static_cast<unsigned long long>(n), reciprocal));
+    }
+};
+
 /// The tensors at one row or column: what Formula::row and Formula::col read.
 template <class G>
 struct In {
     typedef typename G::T T;
+    typedef typename G::E E;
     const typename G::Arguments& a;
-    const T* base[G::F::NVARS ? G::F::NVARS : 1];
+    const E* base[G::F::NVARS ? G::F::NVARS : 1];
     long long index;
 
     /// @param batch number of the batch element, in C order
     KN_FN In(const typename G::Arguments& args, long long batch) : a(args), index(0) {
         KN_UNROLL_ALL
-        for (int k = 0; k < G::F::NVARS; ++k) base[k] = static_cast<const T*>(a.variable[k].data);
+        for (int k = 0; k < G::F::NVARS; ++k) base[k] = static_cast<const E*>(a.variable[k].data);
         KN_UNROLL_ALL
         for (int b = G::BATCH - 1; b >= 0; --b) {
             const long long rest = b ? batch / a.batch[b] : 0, at = batch - rest * a.batch[b];
@@ -89,7 +113,7 @@ struct In {
     }
     KN_FN T at(int k, int d) const {
         if (G::scalar(k)) return T(a.variable[k].number);
-        return base[k][index * a.variable[k].row + d * a.variable[k].component];
+        return widen(base[k][index * a.variable[k].row + d * a.variable[k].component]);
     }
 };
 
@@ -143,7 +167,7 @@ struct Layout {
     // Rows lie as their thread reads them: block, slot, thread, row of the thread.
     static constexpr int SLOT = ROWS;
 
-    static_assert(sizeof(typename G::Arguments) == 8 * ((G::F::NVARS ? G::F::NVARS : 1) * (G::BATCH + 3) + G::BATCH + 15),
+    static_assert(sizeof(typename G::Arguments) == 8 * ((G::F::NVARS ? G::F::NVARS : 1) * (G::BATCH + 3) + G::BATCH + 17),
                   "the arguments are eight-byte fields without gaps");
     static_assert(G::TILE % G::Q == 0, "a tile holds whole groups");
     static_assert(G::THREADS % 32 == 0 && G::THREADS <= 1024, "a block holds whole warps");
@@ -176,45 +200,56 @@ struct Packs {
     static constexpr bool ONE = !G::ROWS_IN_MEMORY && G::F::NCOL <= 8;
     static constexpr int ROWS = ONE ? 1 : G::R, COLS = ONE ? 1 : G::Q, PAIRS = ROWS * COLS;
     typedef Pack<typename G::T, PAIRS> V;
+    typedef Pack<typename G::T, PAIRS, true> Soft;
+    /// @return whether pair p, evaluated alone, is one of those that leave exponentials to the plain cores, evenly spread
+    KN_FN static bool is_soft(int p) {
+        return ONE && (p + 1) * G::PLAIN / (G::R * G::Q) != p * G::PLAIN / (G::R * G::Q);
+    }
 };
 
-/// The slots of a thread's rows, in registers.
-template <class G>
+/// The slots of a thread's rows, in registers. @tparam V a pack of pairs, here and below
+template <class G, class V = typename Packs<G>::V>
 struct RowRegisters {
     const typename G::T (&x)[G::R][G::F::NROW ? G::F::NROW : 1];
     int first;  // number in the thread of the pack's first row
-    KN_FN typename Packs<G>::V operator[](int s) const {
-        typename Packs<G>::V v;
+    KN_FN V operator[](int s) const {
+        V v;
         KN_UNROLL_ALL
         for (int k = 0; k < Packs<G>::PAIRS; ++k) v.v[k] = x[first + k / Packs<G>::COLS][s];
         return v;
     }
-    KN_FN RowRegisters at(int row) const { return {x, row}; }
+    template <class W>
+    KN_FN RowRegisters<G, W> at(int row) const {
+        return {x, row};
+    }
 };
 
 /// The slots of a thread's rows, in packed scratch.
-template <class G>
+template <class G, class V = typename Packs<G>::V>
 struct RowMemory {
     const typename G::T* first;  // slot 0 of row 0 of this thread
-    KN_FN typename Packs<G>::V operator[](int s) const {
+    KN_FN V operator[](int s) const {
         Vec<typename G::T, G::R> x;
         load_here(first + s * Layout<G>::SLOT, x);
-        typename Packs<G>::V v;
+        V v;
         KN_UNROLL_ALL
         for (int k = 0; k < Packs<G>::PAIRS; ++k) v.v[k] = x.v[k / Packs<G>::COLS];
         return v;
     }
-    KN_FN RowMemory at(int) const { return *this; }
+    template <class W>
+    KN_FN RowMemory<G, W> at(int) const {
+        return {first};
+    }
 };
 
 /// The slots of a group of columns.
-template <class G>
+template <class G, class V = typename Packs<G>::V>
 struct Columns {
     const typename G::T* group;
     int first;  // number in the group of the pack's first column
-    KN_FN typename Packs<G>::V operator[](int s) const {
+    KN_FN V operator[](int s) const {
         const auto y = *reinterpret_cast<const Vec<typename G::T, G::Q>*>(group + s * G::Q);
-        typename Packs<G>::V v;
+        V v;
         KN_UNROLL_ALL
         for (int k = 0; k < Packs<G>::PAIRS; ++k) v.v[k] = y.v[first + k % Packs<G>::COLS];
         return v;

@@ -1,33 +1,45 @@
-// Sums of exponentials, Q columns at a time: their largest exponent is found first, so that the running sum is scaled once
-// for all of them and each column costs one exponential. The states themselves are in reductions.cuh.
+// Sums of exponentials, Q columns at a time. What is subtracted from the exponents need not be the largest of them: any that
+// keeps the terms in range does. So it is kept from one group of columns to the next, and a column costs one exponential and
+// no comparison. The states themselves are in reductions.cuh.
 #pragma once
 
 namespace kn {
 
-/// Folds Q terms into a sum of exponentials.
+/// Folds Q terms into a sum of exponentials whose m is at least the largest exponent so far, or not far below it.
 /// @param f exponents
 /// @param weight weight[q][k], k < W, of term q
 template <bool FULL, class T, int W, int Q, int WEIGHTS>
 KN_FN void add_terms(ExpSum<T, W>& sum, const T (&f)[Q], const T (&weight)[Q][WEIGHTS], int valid) {
+    T s = sum.s, w[W + 1];
+    KN_UNROLL_ALL
+    for (int k = 0; k < W; ++k) w[k] = sum.w[k];
+    KN_UNROLL_ALL
+    for (int q = 0; q < Q; ++q) {
+        if (!FULL && q >= valid) break;
+        const T e = exp_of_term(f[q] - sum.m);
+        s = s + e;
+        KN_UNROLL_ALL
+        for (int k = 0; k < W; ++k) w[k] = w[k] + e * weight[q][k];
+    }
+    if (s <= T(1024)) {  // a tile has no more columns than 256
+        sum.s = s;
+        KN_UNROLL_ALL
+        for (int k = 0; k < W; ++k) sum.w[k] = w[k];
+        return;
+    }
+    // a first group, larger exponents, or infinities; NaN stays NaN
     T top = sum.m;
     KN_UNROLL_ALL
     for (int q = 0; q < Q; ++q)
         if (FULL || q < valid) top = greater(top, f[q]);
-    if (!(abs(top) < T(KN_INF))) {  // nothing but -inf so far, or +inf: rare, and the rules are in ExpSum::add
-        KN_UNROLL_ALL
-        for (int q = 0; q < Q; ++q)
-            if (FULL || q < valid) sum.add(f[q], weight[q]);
-        return;
-    }
-    const T old = exp_of_term(sum.m - top);  // 0 if nothing but -inf was there
-    sum.m = top;
-    sum.s = sum.s * old;
+    const T old = sum.m == top ? T(1) : exp_of_term(sum.m - top);
+    sum.m = top, sum.s = sum.s * old;
     KN_UNROLL_ALL
     for (int k = 0; k < W; ++k) sum.w[k] = sum.w[k] * old;
     KN_UNROLL_ALL
     for (int q = 0; q < Q; ++q) {
         if (!FULL && q >= valid) break;
-        const T e = exp_of_term(f[q] - top);  // NaN for NaN, and the sum stays NaN
+        const T e = f[q] == top ? T(1) : exp_of_term(f[q] - top);
         sum.s = sum.s + e;
         KN_UNROLL_ALL
         for (int k = 0; k < W; ++k) sum.w[k] = sum.w[k] + e * weight[q][k];
@@ -66,7 +78,7 @@ struct SoftmaxResults : Results<State> {
     template <class G, class X>
     KN_FN static void write(const typename G::Arguments& a, const Where& w, const X& x, State& state) {
         write_values<G>(a, w, x, state);
-        if (w.chunk == 0) static_cast<typename G::T*>(a.second)[w.batch * a.m + w.row] = state.lse();
+        if (w.chunk == 0) narrow(state.lse(), static_cast<typename G::E*>(a.second)[w.batch * a.m + w.row]);
     }
 };
 

@@ -3,8 +3,9 @@
 // Every text of the table of ops (kernops/formula/scalar_ops.py) is written with these names. `pack.cuh` lifts them to
 // blocks of pairs. Nothing here or in the other headers includes a system header, because NVRTC finds none.
 //
-// Accuracy: float `exp2` is the hardware's approximation (relative error 2^-22), which flushes results below 2^-126 to
-// zero; float `sqrt` has an error of at most 2^-23. All others are CUDA's library functions at full accuracy.
+// Accuracy of float: `exp2` (relative error 2^-22) and `sqrt` (2^-23) are the hardware's approximations, which take subnormal
+// numbers for zero and give zero for results below 2^-126. So are the functions `pair_...`, which take the place of those
+// without this word where a formula is computed for pairs. All others are CUDA's library functions at full accuracy.
 #pragma once
 
 #define KN_FN __device__ __forceinline__
@@ -91,30 +92,6 @@ KN_BINARY(copysign, copysignf, copysign)
 #undef KN_UNARY
 #undef KN_BINARY
 
-KN_FN double exp2(double a) { return ::exp2(a); }
-KN_FN float exp2(float a) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
-    return r;
-}
-
-/// exp(a) for a term of a sum that holds a term of size 1, where a <= 0: small against that sum's rounding error.
-KN_FN double exp_of_term(double a) { return ::exp(a); }
-KN_FN float exp_of_term(float a) { return exp2(a * 1.4426950408889634f); }
-
-/// The same number, of which the compiler does not know how it was computed, so that it is not computed again.
-KN_FN int opaque(int a) {
-    asm volatile("" : "+r"(a));
-    return a;
-}
-
-KN_FN double sqrt(double a) { return ::sqrt(a); }
-KN_FN float sqrt(float a) {
-    float r;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));
-    return r;
-}
-
 // --- minimum and maximum that hand NaN on -----------------------------------------------------------------------------
 KN_FN double min_(double a, double b) { return a < b || a != a ? a : b; }
 KN_FN double max_(double a, double b) { return a > b || a != a ? a : b; }
@@ -133,6 +110,130 @@ KN_FN float max_(float a, float b) {
 KN_FN float min_(float a, float b) { return a < b || a != a ? a : b; }
 KN_FN float max_(float a, float b) { return a > b || a != a ? a : b; }
 #endif
+
+// --- the unit of special functions, one instruction each ----------------------------------------------------------------
+#define KN_UNIT(name, instruction)                       \
+    KN_FN float name(float a) {                          \
+        float r;                                         \
+        asm(instruction " %0, %1;" : "=f"(r) : "f"(a));  \
+        return r;                                        \
+    }
+KN_UNIT(unit_exp2, "ex2.approx.ftz.f32")
+KN_UNIT(unit_log2, "lg2.approx.ftz.f32")
+KN_UNIT(unit_log2_of_all, "lg2.approx.f32")  // subnormal numbers, too: three instructions more
+KN_UNIT(unit_sqrt, "sqrt.approx.ftz.f32")
+KN_UNIT(unit_rsqrt, "rsqrt.approx.ftz.f32")
+KN_UNIT(unit_reciprocal, "rcp.approx.ftz.f32")
+#undef KN_UNIT
+
+// --- exponentials -----------------------------------------------------------------------------------------------------
+KN_FN double exp2(double a) { return ::exp2(a); }
+KN_FN float exp2(float a) { return unit_exp2(a); }
+
+/// exp(a) for a term of a sum that holds a term of size 1, where a is not large: small against that sum's rounding error.
+KN_FN double exp_of_term(double a) { return ::exp(a); }
+KN_FN float exp_of_term(float a) { return exp2(a * 1.4426950408889634f); }
+
+/// exp2(a) for a <= 0 or NaN.
+template <class T>
+KN_FN T exp2_of_negative(T a) {
+    return exp2(a);
+}
+
+/// The same by plain cores, where the unit is what all wait for: relative error 2^-22.
+KN_FN float plain_exp2_of_negative(float a) {
+    const float b = max_(a, -127.0f);
+    const float t = b + 12583039.0f;  // 3 2^22 + 127: its last bits are the nearest whole number, as an exponent
+    const float f = b - (t - 12583039.0f);
+    // of all polynomials with the value 1 at 0 the one whose largest relative error on [-1/2, 1/2] is least
+    float p = 1.32646528e-3f;
+    p = p * f + 9.67151113e-3f;
+    p = p * f + 5.55073395e-2f;
+    p = p * f + 2.40222424e-1f;
+    p = p * f + 6.93147004e-1f;
+    p = p * f + 1.0f;
+    return p * __int_as_float(__float_as_int(t) << 23);
+}
+/// exp2 by plain cores; infinite from 127.5 on.
+KN_FN float plain_exp2(float a) { return plain_exp2_of_negative(min_(a, 128.0f)); }
+KN_FN double plain_exp2_of_negative(double a) { return exp2(a); }
+KN_FN double plain_exp2(double a) { return exp2(a); }
+
+// --- logarithms of pairs ----------------------------------------------------------------------------------------------
+/// The logarithm of u, where x = u - 1 and `log2_u` is the unit's: relative error 2^-21. The unit's error of 2^-22 is small
+/// against 1, but not against a logarithm near 0; there a polynomial takes its place.
+KN_FN float log_near(float x, float log2_u) {
+    // of all polynomials x - x^2 (1/2 - ...) of this degree the one whose largest relative error on [-0.35, 0.5] is least
+    float p = 8.606243133544922e-2f;
+    p = p * x - 1.5207608044147491e-1f;
+    p = p * x + 1.5408533811569214e-1f;
+    p = p * x - 1.646697223186493e-1f;
+    p = p * x + 1.989770233631134e-1f;
+    p = p * x - 2.5004082918167114e-1f;
+    p = p * x + 3.333585262298584e-1f;
+    p = p * x - 5.000000596046448e-1f;
+    return abs(x - 0.075f) <= 0.425f ? p * (x * x) + x : log2_u * 0.6931471805599453f;
+}
+KN_FN float pair_log(float a) { return log_near(a - 1.0f, unit_log2_of_all(a)); }
+KN_FN float pair_log2(float a) {
+    const float power = unit_log2_of_all(a);
+    return abs(a - 1.075f) <= 0.425f ? log_near(a - 1.0f, power) * 1.4426950408889634f : power;
+}
+KN_FN float pair_log1p(float a) { return log_near(a, unit_log2(1.0f + a)); }
+KN_FN double pair_log(double a) { return log(a); }
+KN_FN double pair_log2(double a) { return log2(a); }
+KN_FN double pair_log1p(double a) { return log1p(a); }
+
+/// log(a) where a number of size 1 or more is added: an error of 2^-22 of 1 + |log| is small against the sum's rounding error.
+/// The second is for numbers that are not subnormal.
+template <class T>
+KN_FN T log_of_term(T a) {
+    return log(a);
+}
+template <class T>
+KN_FN T log_of_normal_term(T a) {
+    return log(a);
+}
+KN_FN float pair_log_of_term(float a) { return unit_log2_of_all(a) * 0.6931471805599453f; }
+KN_FN float pair_log_of_normal_term(float a) { return unit_log2(a) * 0.6931471805599453f; }
+KN_FN double pair_log_of_term(double a) { return log(a); }
+KN_FN double pair_log_of_normal_term(double a) { return log(a); }
+
+// --- roots and quotients ------------------------------------------------------------------------------------------------
+KN_FN double sqrt(double a) { return ::sqrt(a); }
+KN_FN float sqrt(float a) { return unit_sqrt(a); }
+KN_FN float pair_rsqrt(float a) { return unit_rsqrt(a); }
+KN_FN double pair_rsqrt(double a) { return rsqrt(a); }
+/// 1 / sqrt(a), and 0 at 0; of pairs, where `sqrt` takes a for 0.
+template <class T>
+KN_FN T rsqrt0(T a) {
+    return a == T(0) ? T(0) : rsqrt(a);
+}
+template <class T>
+KN_FN T pair_rsqrt0(T a) {
+    const T r = pair_rsqrt(a);
+    return abs(r) == T(KN_INF) ? T(0) : r;
+}
+
+template <class T>
+KN_FN T inv(T a) {
+    return T(1) / a;
+}
+KN_FN float pair_inv(float a) { return unit_reciprocal(a); }
+KN_FN double pair_inv(double a) { return inv(a); }
+/// a / b, with an error of 2 units in the last place; of subnormal numbers, too.
+KN_FN float pair_quotient(float a, float b) {
+    float r;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+KN_FN double pair_quotient(double a, double b) { return a / b; }
+
+/// The same number, of which the compiler does not know how it was computed, so that it is not computed again.
+KN_FN int opaque(int a) {
+    asm volatile("" : "+r"(a));
+    return a;
+}
 
 // --- written here -----------------------------------------------------------------------------------------------------
 /// -1, 0 or 1; 0 for NaN, as torch has it.
@@ -157,7 +258,7 @@ KN_SLOW double lgamma(double a) { return ::lgamma(a); }
 template <int n, class V>
 KN_FN V powi(const V& a) {
     if constexpr (n < 0) {
-        return splat<V>(1) / powi<-n>(a);
+        return inv(powi<-n>(a));
     } else if constexpr (n == 0) {
         return splat<V>(1);
     } else if constexpr (n == 1) {

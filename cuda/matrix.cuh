@@ -31,22 +31,25 @@ KN_FN float soft_exp2(float a) {
     return __int_as_float(__float_as_int(p) + (__float_as_int(t) << 23));
 }
 
-/// Four pairs, two rows times two columns, of which the last takes its exponential from the plain cores.
+/// Four pairs, two rows times two columns; if `soft`, the last takes its exponential from the plain cores.
 struct Quad {
     float v[4];
+    bool soft;
 };
 template <>
 struct Splat<Quad> {
-    KN_FN static Quad of(double x) { return {{float(x), float(x), float(x), float(x)}}; }
+    KN_FN static Quad of(double x) { return {{float(x), float(x), float(x), float(x)}, false}; }
 };
 KN_FN Quad operator*(const Quad& a, const Quad& b) {
-    return {{a.v[0] * b.v[0], a.v[1] * b.v[1], a.v[2] * b.v[2], a.v[3] * b.v[3]}};
+    return {{a.v[0] * b.v[0], a.v[1] * b.v[1], a.v[2] * b.v[2], a.v[3] * b.v[3]}, false};
 }
 KN_FN Quad operator+(const Quad& a, const Quad& b) {
-    return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+    return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}, false};
 }
-KN_FN Quad operator-(const Quad& a) { return {{-a.v[0], -a.v[1], -a.v[2], -a.v[3]}}; }
-KN_FN Quad exp2(const Quad& a) { return {{exp2(a.v[0]), exp2(a.v[1]), exp2(a.v[2]), soft_exp2(a.v[3])}}; }
+KN_FN Quad operator-(const Quad& a) { return {{-a.v[0], -a.v[1], -a.v[2], -a.v[3]}, a.soft}; }
+KN_FN Quad exp2(const Quad& a) {
+    return {{exp2(a.v[0]), exp2(a.v[1]), exp2(a.v[2]), a.soft ? soft_exp2(a.v[3]) : exp2(a.v[3])}, false};
+}
 
 /// What Formula::pair reads of the rows and columns of four pairs.
 template <class V, int NROW>
@@ -71,7 +74,7 @@ struct MatrixRows {
     typedef Panels<G> P;
     static constexpr int NROW = G::F::NROW ? G::F::NROW : 1;
     // pairs are evaluated with a Quad where the formula is a product with one exponential of the sum alone
-    typedef typename Choose<G::SOFT, Quad, Pack<float, 4>>::Type V;
+    typedef typename Choose<(G::SOFT > 0), Quad, Pack<float, 4>>::Type V;
     const typename G::Arguments& a;
     long long batch, row[2];  // the second and even the first may lie beyond the last row
     // The sum, times the slope if there is one, is `per` times the unit's result plus norm[r] plus `slope` times the column's norm.
@@ -115,6 +118,9 @@ struct Warp<G, 2> {
         : rows{{a, b, block, int(threadIdx.x / 32 * 2)}, {a, b, block, int(threadIdx.x / 32 * 2 + 1)}} {}
 };
 
+/// Keeps the compiler from moving reads and writes across this point, where it would have no registers for so many at once.
+KN_FN void keep_order() { asm volatile("" ::: "memory"); }
+
 /// The squared distance of one pair, from differences; for the few that need it.
 template <class G>
 KN_FN float direct_square(const MatrixRows<G>& rows, long long row, long long column) {
@@ -131,8 +137,10 @@ KN_FN float direct_square(const MatrixRows<G>& rows, long long row, long long co
 }
 
 /// Turns N results of the unit, for columns of a tile from `first` on, into sums.
+/// @param shift what is added to those of a row, if they are exponents
 template <class G, int N>
-KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0) {
+KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0,
+                       const float (&shift)[2]) {
     typedef Panels<G> P;
     const int lane = threadIdx.x % 32;
     if constexpr (P::TIGHT) return;  // it is what the unit computed
@@ -141,11 +149,13 @@ KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* nu
         for (int k = 0; k < N; ++k) s[k] *= rows.per;
     } else {
         const float* norms = numbers + G::F::NCOL * 128;
+        const float add[2] = {G::F::EXPONENT ? shift[0] : 0, G::F::EXPONENT ? shift[1] : 0};
+        const float norm[2] = {rows.norm[0] + add[0], rows.norm[1] + add[1]};
         KN_UNROLL_ALL
         for (int k = 0; k < N; k += 4) {
             const auto y = *reinterpret_cast<const Vec<float, 2>*>(norms + first + 2 * k + lane % 4 * 2);
             KN_UNROLL_ALL
-            for (int q = 0; q < 4; ++q) s[k + q] = s[k + q] * rows.per + (y.v[q % 2] * rows.slope + rows.norm[q / 2]);
+            for (int q = 0; q < 4; ++q) s[k + q] = s[k + q] * rows.per + (y.v[q % 2] * rows.slope + norm[q / 2]);
         }
         if (rows.mode != NEAR) return;
         // A slope is negative: near pairs have the largest exponents, but the smallest squares.
@@ -157,26 +167,26 @@ KN_FN void finish_sums(const MatrixRows<G>& rows, float (&s)[N], const float* nu
         const float here = greater(greater(four.v[0], four.v[1]), greater(four.v[2], four.v[3]));
         const float column = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(here))) * rows.slope;
         KN_UNROLL_ALL
-        for (int r = 0; r < 2; ++r) near[r] = sign * P::NEARNESS * (rows.norm[r] + column + rows.slope * rows.least_norm);
+        for (int r = 0; r < 2; ++r) near[r] = sign * (P::NEARNESS * (rows.norm[r] + column + rows.slope * rows.least_norm) + add[r]);
         if (most[0] <= near[0] && most[1] <= near[1]) return;
-        // By the column's own norm: one that is large must not make its neighbours near. The barriers keep the compiler from
-        // reading all norms at once, for which there are no registers.
+        // By the column's own norm: one that is large must not make its neighbours near.
         unsigned long long found = 0;
         KN_UNROLL_ALL
         for (int k = 0; k < N; k += 4) {
-            asm volatile("" ::: "memory");
+            keep_order();
             const auto y = *reinterpret_cast<const Vec<float, 2>*>(norms + first + 2 * k + lane % 4 * 2);
             KN_UNROLL_ALL
             for (int q = 0; q < 4; ++q) {
                 const float bound = rows.norm[q / 2] + rows.slope * (y.v[q % 2] + rows.least_norm);
-                found |= static_cast<unsigned long long>(!(sign * s[k + q] <= sign * P::NEARNESS * bound)) << (k + q);
+                found |= static_cast<unsigned long long>(!(sign * (s[k + q] - add[q / 2]) <= sign * P::NEARNESS * bound)) << (k + q);
             }
         }
 #pragma unroll 1
         while (found) {
             const int k = __ffsll(found) - 1;
             found &= found - 1;
-            const float value = rows.slope * direct_square(rows, rows.row[0] + k / 2 % 2 * 8, j0 + first + 2 * (k & ~3) + lane % 4 * 2 + k % 2);
+            const long long column_of = j0 + first + 2 * (k & ~3) + lane % 4 * 2 + k % 2;
+            const float value = rows.slope * direct_square(rows, rows.row[0] + k / 2 % 2 * 8, column_of) + (k / 2 % 2 ? add[1] : add[0]);
             KN_UNROLL_ALL
             for (int q = 0; q < N; ++q) s[q] = q == k ? value : s[q];
         }
@@ -196,7 +206,9 @@ KN_FN void fold_sums(const MatrixRows<G>& rows, const float (&s)[N], const float
         KN_UNROLL_ALL
         for (int k = k0; k < k0 + 2 * Q; k += 4) {
             V out[IN];
-            const QuadColumns<V> y{numbers + first + 2 * k + lane % 4 * 2, {{s[k], s[k + 1], s[k + 2], s[k + 3]}}};
+            V sums{{s[k], s[k + 1], s[k + 2], s[k + 3]}};
+            if constexpr (G::SOFT > 0) sums.soft = k / 4 % (8 / G::SOFT) == 0;
+            const QuadColumns<V> y{numbers + first + 2 * k + lane % 4 * 2, sums};
             G::F::template pair<G::C, V>(QuadRows<V, MatrixRows<G>::NROW>{rows.x}, y, 0, out);
             KN_UNROLL_ALL
             for (int c = 0; c < IN; ++c)
@@ -217,8 +229,10 @@ KN_FN void fold_sums(const MatrixRows<G>& rows, const float (&s)[N], const float
 template <class G, int N>
 KN_FN void epilogue(const MatrixRows<G>& rows, float (&s)[N], const float* numbers, int first, long long j0, int left,
                     typename G::State (&state)[2]) {
-    finish_sums<G>(rows, s, numbers, first, j0);
-    if (left >= 128)
+    finish_sums<G>(rows, s, numbers, first, j0, {0, 0});
+    // columns beyond the last are packed with zeros, one of which is a factor of what is summed
+    constexpr bool NOTHING = G::SOFT > 0 && G::F::NCOL > 0;
+    if (NOTHING || left >= 128)
         fold_sums<G, true>(rows, s, numbers, first, j0, left, state);
     else
         fold_sums<G, false>(rows, s, numbers, first, j0, left, state);
@@ -228,7 +242,7 @@ KN_FN void epilogue(const MatrixRows<G>& rows, float (&s)[N], const float* numbe
 template <class G>
 KN_FN Where matrix_block(const typename G::Arguments& a, long long& panel) {
     Where w;
-    long long number = a.first + blockIdx.x;
+    long long number = a.first + block_number();
     panel = number % a.row_blocks;
     number /= a.row_blocks;
     w.split = number % a.splits;

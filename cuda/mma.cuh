@@ -21,12 +21,19 @@ KN_FN void multiply(float* d, const unsigned (&a)[4], unsigned b0, unsigned b1) 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// d += a b for a 16 x 8, b 8 x 8, of numbers of which the unit reads the upper 19 bits (TF32).
-KN_FN void multiply_tf32(float* d, const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+/// d = a b, likewise.
+KN_FN void multiply_new(float* d, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/// @return blockIdx.x, read anew: the compiler does not keep it, or what is computed from it, since the last time
+KN_FN unsigned block_number() {
+    unsigned n;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(n));
+    return n;
 }
 
 /// Starts to copy 16 bytes to shared memory.

@@ -164,14 +164,12 @@ KN_FN void reduce_lists(const typename G::Arguments& a) {
     extern __shared__ __align__(16) unsigned char shared[];
     T* const tile = reinterpret_cast<T*>(shared);
 
-    long long number = a.first + blockIdx.x;
-    const long long row_block = number % a.row_blocks;
-    number /= a.row_blocks;
+    const BlockNumber number(a);
+    const long long row_block = number.row_block;
     Where w;
-    w.split = number % a.splits;
-    number /= a.splits;
-    w.chunk = w.c0 = static_cast<int>(number % G::CHUNKS);
-    w.batch = number / G::CHUNKS;
+    w.split = number.split;
+    w.chunk = w.c0 = static_cast<int>(number.rest % G::CHUNKS);
+    w.batch = number.rest / G::CHUNKS;
     const long long row = (row_block * WARPS + threadIdx.x / 32) * R;
     const long long from = w.split * a.span, to = from + a.span < a.n ? from + a.span : a.n;
 

@@ -70,6 +70,11 @@ struct ExpSum {
         s = slo = splat<V>(0);
         for (int k = 0; k < W; ++k) w[k] = wlo[k] = splat<V>(0);
     }
+    // Empties the sum, but keeps in m what the exponents may be like.
+    KN_FN void restart(const V& top) {
+        init();
+        m = top;
+    }
     // exp(a - top), where top >= a; equal infinities count as difference 0.
     KN_FN static V ratio(const V& a, const V& top) {
         return select(eq(a, top), splat<V>(1), exp(a - top));
@@ -111,7 +116,7 @@ struct LogSumExp {
         for (int c = 0; c < C; ++c) part[c].add(v[c], nullptr);
     }
     KN_FN void flush() {
-        for (int c = 0; c < C; ++c) total[c].merge(part[c]), part[c].init();
+        for (int c = 0; c < C; ++c) total[c].merge(part[c]), part[c].restart(total[c].m);
     }
     KN_FN void merge(const LogSumExp& o) {
         for (int c = 0; c < C; ++c) total[c].merge(o.total[c]);
@@ -128,7 +133,7 @@ struct SumSoftMaxWeight {
     KN_FN static V neutral(int k) { return k == 0 ? splat<V>(-KN_INF) : splat<V>(0); }
     KN_FN void init() { part.init(), total.init(); }
     KN_FN void update(const V* v, I) { part.add(v[0], v + 1); }
-    KN_FN void flush() { total.merge(part), part.init(); }
+    KN_FN void flush() { total.merge(part), part.restart(total.m); }
     KN_FN void merge(const SumSoftMaxWeight& o) { total.merge(o.total); }
     // Where all F are -inf, s counts columns and padding alike: there is no softmax.
     KN_FN V value(int c) const {

@@ -1,4 +1,4 @@
-// The tiled reduction: a block owns THREADS * R rows and walks over its range of columns, a tile in shared memory at a
+// The tiled reduction: a block owns THREADS * R rows and walks over its range of columns, a few tiles in shared memory at a
 // time; every thread folds R rows times Q columns into R states. If the columns are split, the states go to scratch and
 // `merge.cuh` folds them together, in a fixed order: the same call gives the same bits.
 #pragma once
@@ -23,25 +23,26 @@ KN_FN long long partial_number(const typename G::Arguments& a, const Where& w) {
 template <class G, class S, class X>
 KN_FN void write_values(const typename G::Arguments& a, const Where& w, const X& x, const S& state) {
     typedef typename G::T T;
+    typedef typename G::E E;
     constexpr int DIM = G::F::DIM, OUT = G::F::OUT;
     static_assert(OUT == DIM || DIM == 1, "only a scalar is widened by a row factor");
     static_assert(OUT == DIM || G::F::FIRST == OUT, "what is widened is one result");
     constexpr int FIRST = G::F::FIRST;  // components of the first result; the others are a second one
     const long long place = w.batch * a.m + w.row;
-    T* out = static_cast<T*>(a.value) + place * FIRST;
+    E* out = static_cast<E*>(a.value) + place * FIRST;
     if constexpr (OUT > DIM) {
         const T value = state.value(0);
         KN_UNROLL(OUT)
-        for (int c = 0; c < OUT; ++c) out[c] = G::F::template finish<T>(x, c, value);
+        for (int c = 0; c < OUT; ++c) narrow(G::F::template finish<T>(x, c, value), out[c]);
     } else {
         KN_UNROLL_ALL
         for (int c = 0; c < G::C; ++c)
             // the last chunk overlaps the one before it where C does not divide DIM
             if (G::CHUNKS == 1 || w.c0 + c >= w.chunk * G::C) {
-                T* to = out + w.c0 + c;
+                E* to = out + w.c0 + c;
                 if (FIRST < OUT && w.c0 + c >= FIRST)
-                    to = static_cast<T*>(a.second) + place * (OUT - FIRST) + (w.c0 + c - FIRST);
-                *to = G::F::template finish<T>(x, w.c0 + c, state.value(c));
+                    to = static_cast<E*>(a.second) + place * (OUT - FIRST) + (w.c0 + c - FIRST);
+                narrow(G::F::template finish<T>(x, w.c0 + c, state.value(c)), *to);
             }
     }
 }
@@ -92,6 +93,16 @@ struct IndexResults : Results<State> {
 
 // --- the kernel ---------------------------------------------------------------------------------------------------------
 
+/// The values of the pairs that are evaluated at once, those from row r0 and column q0 of the thread's on.
+template <class G, class V, class X, int IN>
+KN_FN void pair_values(const X& x, const typename G::T* group, int r0, int q0, int c0, typename G::T (&v)[G::R][G::Q][IN]) {
+    constexpr int COLS = Packs<G>::COLS;
+    V out[IN];
+    G::F::template pair<G::C, V>(x.template at<V>(r0), Columns<G, V>{group, q0}, c0, out);
+    KN_UNROLL_ALL
+    for (int k = 0; k < Packs<G>::PAIRS * IN; ++k) v[r0 + k / IN / COLS][q0 + k / IN % COLS][k % IN] = out[k % IN].v[k / IN];
+}
+
 /// Folds one group of columns into the states of a thread.
 /// @param group the slots of the columns
 /// @param j index of the first of them
@@ -104,11 +115,10 @@ KN_FN void fold_group(const X& x, const typename G::T* group, int c0, typename G
     for (int q0 = 0; q0 < G::Q; q0 += COLS) {
         KN_UNROLL_ALL
         for (int r0 = 0; r0 < G::R; r0 += ROWS) {
-            typename Packs<G>::V out[IN];
-            G::F::template pair<G::C, typename Packs<G>::V>(x.at(r0), Columns<G>{group, q0}, c0, out);
-            KN_UNROLL_ALL
-            for (int k = 0; k < Packs<G>::PAIRS * IN; ++k)
-                v[r0 + k / IN / COLS][q0 + k / IN % COLS][k % IN] = out[k % IN].v[k / IN];
+            if (G::PLAIN && Packs<G>::is_soft(q0 * G::R + r0))
+                pair_values<G, typename Packs<G>::Soft>(x, group, r0, q0, c0, v);
+            else
+                pair_values<G, typename Packs<G>::V>(x, group, r0, q0, c0, v);
         }
     }
     KN_UNROLL_ALL
@@ -127,26 +137,36 @@ KN_FN void fold_tile(const X& x, const typename G::T* groups, int c0, typename G
     for (int r = 0; r < G::R; ++r) state[r].flush();
 }
 
-/// Folds a range of columns, tile by tile.
+/// Folds a range of columns, tile by tile. Several tiles are brought to shared memory at once: to wait for them costs more than
+/// to read them.
 template <class G, class X>
 KN_FN void fold_range(const typename G::Arguments& a, In<G>& in, const Where& w, const X& x,
                       typename G::State (&state)[G::R], long long from, long long to, bool has_rows) {
     typedef typename G::T T;
     typedef typename G::I I;
+    constexpr int SPAN = G::TILE * G::TILES;
     extern __shared__ __align__(16) unsigned char shared[];
-    T* tile = reinterpret_cast<T*>(shared);
-    for (long long j0 = from; j0 < to; j0 += G::TILE) {
-        const unsigned count = to - j0 < G::TILE ? static_cast<unsigned>(to - j0) : G::TILE;
+    T* tiles = reinterpret_cast<T*>(shared);
+    for (long long j0 = from; j0 < to; j0 += SPAN) {
+        const int count = to - j0 < SPAN ? static_cast<int>(to - j0) : SPAN;
+        const T* groups = tiles;
         if constexpr (G::COLS_IN_MEMORY) {
-            if (G::Results::WHOLE_WARPS || has_rows) fold_tile<G>(x, Layout<G>::cols(a, w.batch) + Layout<G>::col(j0), w.c0, state, I(j0), count);
+            groups = Layout<G>::cols(a, w.batch) + Layout<G>::col(j0);
         } else {
             __syncthreads();
-            for (unsigned jj = threadIdx.x; jj < count; jj += G::THREADS) {
+            for (int jj = threadIdx.x; jj < count; jj += G::THREADS) {
                 in.index = j0 + jj;
-                G::F::template col<T>(in, Slots<T, G::Q>{tile + Layout<G>::col(jj)});
+                G::F::template col<T>(in, Slots<T, G::Q>{tiles + Layout<G>::col(jj)});
             }
             __syncthreads();
-            if (G::Results::WHOLE_WARPS || has_rows) fold_tile<G>(x, tile, w.c0, state, I(j0), count);
+        }
+        if (!G::Results::WHOLE_WARPS && !has_rows) continue;
+        if constexpr (G::TILES == 1) {
+            fold_tile<G>(x, groups, w.c0, state, I(j0), count);
+        } else {
+#pragma unroll 1
+            for (int t = 0; t < count; t += G::TILE)
+                fold_tile<G>(x, groups + Layout<G>::col(t), w.c0, state, I(j0 + t), count - t < G::TILE ? count - t : G::TILE);
         }
     }
 }
@@ -177,15 +197,13 @@ KN_FN void reduce(const typename G::Arguments& a) {
     static_assert(G::C <= F::DIM && G::CHUNKS * G::C >= F::DIM, "the chunks cover the components");
     static_assert(State::C == G::C, "a state holds the components of one chunk");
 
-    long long number = a.first + blockIdx.x;
-    const long long row_block = number % a.row_blocks;
-    number /= a.row_blocks;
+    const BlockNumber number(a);
+    const long long row_block = number.row_block;
     Where w;
-    w.split = number % a.splits;
-    number /= a.splits;
-    w.chunk = G::CHUNKS == 1 ? 0 : static_cast<int>(number % G::CHUNKS);
+    w.split = number.split;
+    w.chunk = G::CHUNKS == 1 ? 0 : static_cast<int>(number.rest % G::CHUNKS);
     w.c0 = G::CHUNKS == 1 ? 0 : w.chunk * G::C < F::DIM - G::C ? w.chunk * G::C : F::DIM - G::C;
-    w.batch = number / G::CHUNKS;
+    w.batch = number.rest / G::CHUNKS;
     if (is_done(a, w.batch)) return;
 
     const long long row = row_block * Layout<G>::ROWS + threadIdx.x;  // row r of this thread is row + r * THREADS
@@ -216,8 +234,10 @@ KN_FN void reduce(const typename G::Arguments& a) {
         fold_range<G>(a, in, w, RowRegisters<G>{x, 0}, state, from, to, row < a.m);
         KN_UNROLL_ALL
         for (int r = 0; r < R; ++r) {
-            w.row = row + r * G::THREADS;
-            if (w.row < a.m) deliver<G>(a, w, RowSlots<T, 1>{x[r]}, state[r]);
+            in.index = w.row = row + r * G::THREADS;
+            if (w.row >= a.m) continue;
+            F::template row<T>(in, &x[r][0]);  // anew: what only the factor reads takes no registers from the pairs
+            deliver<G>(a, w, RowSlots<T, 1>{x[r]}, state[r]);
         }
     }
 }

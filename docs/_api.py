@@ -24,6 +24,13 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "kernops.operators": None,
     "kernops.solvers": ("conjugate_gradients", "Solution"),
     "kernops.scipy": ("aslinearoperator",),
+    "kernops.gpytorch": (
+        *("RBFKernel", "MaternKernel", "RQKernel", "PeriodicKernel", "CosineKernel", "LinearKernel"),
+        *("PolynomialKernel", "ConstantKernel", "PiecewisePolynomialKernel", "SpectralMixtureKernel"),
+        *("LaplacianKernel", "CauchyKernel", "FormulaKernel", "KernopsKernel"),
+        *("ScaleKernel", "AdditiveKernel", "ProductKernel", "MultitaskKernel", "IndexKernel", "LCMKernel"),
+        *("AdditiveStructureKernel", "ProductStructureKernel", "KernopsLinearOperator", "as_linear_operator"),
+    ),
     "kernops.geometric": (
         *("CameraRig", "nuscenes_rig", "Frustum", "frustum", "BEVGrid", "SplatPlan", "splat", "splat_features"),
         *("BucketPlan", "bucketed_sum", "bucketed_cumsum"),

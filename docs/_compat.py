@@ -172,7 +172,19 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             test="estimators/test_progress.py", note="callbacks with scikit-learn 1.9 and later", more=True),
         Row("runs out of memory explained, smaller tiles or conjugate gradients instead", YES,
             "operators.OutOfMemoryError", more=True),
-        Row("GPyTorch kernels", NOT_YET, "gpytorch"),
+        Row("GPyTorch kernels: its names, arguments, priors, state dicts; no dense fallback, gradients by points", YES,
+            "gpytorch.RBFKernel gpytorch.MaternKernel gpytorch.RQKernel gpytorch.PeriodicKernel gpytorch.CosineKernel "
+            "gpytorch.LinearKernel gpytorch.PolynomialKernel gpytorch.ConstantKernel "
+            "gpytorch.PiecewisePolynomialKernel gpytorch.SpectralMixtureKernel",
+            note="`PiecewisePolynomialKernel(q=2)` is as GPyTorch documents it, not as it computes it"),
+        Row("GPyTorch kernels of any formula, Laplacian, Cauchy", YES,
+            "gpytorch.FormulaKernel gpytorch.LaplacianKernel gpytorch.CauchyKernel", more=True),
+        Row("sums, products and multiples of GPyTorch kernels as one formula; several tasks", YES,
+            "gpytorch.ScaleKernel gpytorch.AdditiveKernel gpytorch.ProductKernel gpytorch.MultitaskKernel "
+            "gpytorch.IndexKernel gpytorch.ProductStructureKernel", more=True),
+        Row("`linear_operator.LinearOperator` of a kernel's matrix", YES,
+            "gpytorch.KernopsLinearOperator gpytorch.as_linear_operator"),
+        Row("GPyTorch kernels of derivatives (`RBFKernelGrad` and the like)", NOT_YET, "gpytorch.RBFKernelGrad"),
         Row("`aslinearoperator` for SciPy", YES, "scipy.aslinearoperator"),
     ),
     "Bird's-eye-view pooling (against LSS, BEVFusion, BEVDet, BEVDepth, CUDA-BEVFusion, DerryHub, Autoware, conch)": (

@@ -119,6 +119,31 @@ def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
     return _apply_reduce(call, *alive)  # type: ignore[no-any-return]
 
 
+def pull_back_sum(
+    plan: Plan, tensors: Sequence[Input], cotangent: Tensor, wanted: Collection[int], m: int, n: int, backend: str
+) -> list[Tensor | None]:
+    """The gradient of Σ cotangent · sum by the tensors with numbers ``wanted``; the sum itself is not computed.
+
+    Args:
+        plan: a sum.
+        tensors, m, n, backend: as for :func:`reduce`, in float32 or float64.
+        cotangent: (*B, m, plan.dim).
+
+    Returns:
+        One gradient for each of ``tensors``: ``None`` for those not wanted, and where the sum does not depend on it.
+    """
+    if plan.core != "Sum":
+        raise ValueError(f"the gradient of {plan.core} needs its value")
+    batch = torch.broadcast_shapes(backends.validate(plan, tensors, m, n), cotangent.shape[:-2])
+    call = call_of(plan, m, n, backend, tuple(batch))
+    grads: list[Tensor | None] = [None] * (1 + len(tensors))
+    operands = [*tensors, cotangent]
+    for step in gradient_passes(plan, tuple(sorted(wanted)), (True,), fused_width(cotangent.device)):
+        for part, out in zip(step.parts, _run(call, step, operands)):
+            _give(grads, tensors, part, out)
+    return grads[1:]
+
+
 def records(tensors: Sequence[Input]) -> bool:
     """Whether derivatives may be asked for."""
     if _transformed() or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()):

@@ -91,12 +91,12 @@ def reduce(
     else:
         first, tensors = _only_used(plan, tensors)
     dtype = first.dtype
-    if dtype in _HALVES:
-        tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
     if m == 0 or n == 0 or 0 in batch:
         outs = _empty(plan, first, m, n, batch)
     else:
         module = choose(backend, first.device)
+        if dtype in _HALVES and not module.reads(plan, dtype):
+            tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
         if plan.algorithm == "pruned" and module.__name__.endswith(".tiled"):
             raise ValueError(
                 f"algorithm 'pruned' is of the cpu and cuda back ends; this is tiled, with data on {first.device}"

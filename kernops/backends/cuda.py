@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 
 import torch
@@ -33,6 +34,9 @@ Input = Tensor | float | None
 Call = Callable[[Sequence[Input], list | None, tuple[int, ...]], tuple[Tensor, ...]]
 
 MAX_BATCH_DIMS = 6
+#: Half types, which kernels of these reductions read and write; for others tensors are converted before.
+_HALVES = (torch.float16, torch.bfloat16)
+_OF_HALVES = ("Sum", "LogSumExp", "SumSoftMaxWeight", "Min")
 OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
 TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
@@ -62,6 +66,21 @@ def _available(index: int) -> str | None:
     if capability < OLDEST:
         return f"the GPU's compute capability is {capability[0]}.{capability[1]}; 7.5 is the oldest supported"
     return nvrtc.missing()
+
+
+def reads(plan: Plan, dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be reduced as they are. Half types are computed in float32."""
+    return dtype not in _HALVES or plan.core in _OF_HALVES
+
+
+def _itemsize(dtype: torch.dtype) -> int:
+    """Bytes of the numbers that are computed with."""
+    return max(4, dtype.itemsize)
+
+
+def _stored(dtype: torch.dtype) -> str:
+    """The C++ type of numbers in memory."""
+    return instantiate.STORED.get(str(dtype).removeprefix("torch."), "T")
 
 
 def run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -155,7 +174,7 @@ def _prepare(key: tuple) -> Call:
     device = device_facts(index)
     pruned = pruned_cuda.wanted(key)
     search = nearest.search(plan, index, arch_of(device.arch), device, m, n, sizes) if dtype == torch.float32 else None
-    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), dtype.itemsize, device)
+    by_matrix = matrix_schedule(plan, m, n, math.prod(sizes), _itemsize(dtype), device)
     call: Call
     if pruned is not None:
         call = pruned_cuda.prepare(key, _model_schedule(key), pruned)
@@ -172,7 +191,7 @@ def _prepare(key: tuple) -> Call:
 def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> Launch:
     """The launch of a key by a schedule, and by one of the matrix units before."""
     plan, dtype, index, _, _, sizes = key
-    text = instantiate.source(plan, s, dtype.itemsize, len(sizes))
+    text = instantiate.source(plan, s, _itemsize(dtype), len(sizes), _stored(dtype))
     shared = {instantiate.main_kernel(s): s.shared}
     functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, instantiate.compiled(s))
     first = None if by_matrix is None else _matrix_launch(key, by_matrix)
@@ -181,7 +200,7 @@ def _built(key: tuple, s: Schedule, by_matrix: MatrixSchedule | None = None) -> 
 
 def _asked(key: tuple) -> tuple[Facts, int, int, int, int, Device]:
     plan, dtype, index, m, n, sizes = key
-    return _facts(plan), m, n, math.prod(sizes), dtype.itemsize, device_facts(index)
+    return _facts(plan), m, n, math.prod(sizes), _itemsize(dtype), device_facts(index)
 
 
 def _model_schedule(key: tuple) -> Schedule:
@@ -205,7 +224,7 @@ def _schedule(key: tuple) -> Schedule:
 
     named = f"{torch.cuda.get_device_name(index)}, {device_facts(index)}"
     code = f"{nvrtc.headers_digest()} {nvrtc.toolchain()}"
-    described = f"schedule of {plan.core} of {plan.formula}, float{8 * dtype.itemsize}"
+    described = f"schedule of {plan.core} of {plan.formula}, {dtype}"
     asked_for = tune.key(named, code, plan, str(dtype), m, n, count)
     return tune.best(asked_for, candidates(*_asked(key), count=TUNED), seconds, described)
 
@@ -241,21 +260,21 @@ def compiled(text: str, what: str, index: int, shared: dict[str, int], names: Se
 
 def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     """The launch of a key on matrix units."""
-    plan, _, index, m, n, sizes = key
+    plan, dtype, index, m, n, sizes = key
     form, batch = matrix_form(plan), math.prod(sizes)
     assert form is not None, "a schedule for matrix units is of a formula that fits them"
-    text = matrix_source.source(plan, form, s, len(sizes))
+    text = matrix_source.source(plan, form, s, len(sizes), _stored(dtype))
     main = next(name for name in matrix_source.kernels(s, form) if name.startswith("matrix"))
     shared = {name: s.shared if name == main else 0 for name in matrix_source.compiled(s, form)}
     functions = compiled(text, f"{plan.core} of {plan.formula}", index, shared, matrix_source.compiled(s, form))
-    lanes = matrix_source.lanes(s, form)
-    items = {  # work items, and threads for each
-        "survey": (batch * (m + n + matrix_source.sampled(s, form)), lanes),
-        "pack": (batch * (s.row_blocks + s.tiles) * POINTS, lanes),
+    items: dict[str, tuple[int, int | Fraction]] = {  # work items, and threads for each
+        "survey": (batch * (m + n + matrix_source.sampled(s, form)), matrix_source.surveyors(s, form)),
+        "pack": (batch * (s.row_blocks + s.tiles) * POINTS, matrix_source.packers(s)),
         "merge": (batch * s.pieces * m, instantiate.LANES),
         "finish_wide": (batch * m * plan.dim, 1),
     }
-    own = {main: s.blocks, "centre": batch * -(-form.length // 32)}
+    eights = s.width // 8 * s.pieces  # of components of right-hand sides
+    own = {main: s.blocks, "centre": batch * -(-form.length // 32), "pack_rhs": batch * s.tiles * eights}
     kernels = tuple(
         item_kernel(functions[name], *items[name]) if name in items
         else Kernel(functions[name], matrix_source.threads(name, s), shared[name], 0, pieces_of(own[name]))
@@ -268,7 +287,7 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
 def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | None = None) -> Launch:
     """The launch of a key, given its schedule and kernels, and the launch that is tried before."""
     plan, dtype, index, m, n, sizes = key
-    batch, item = math.prod(sizes), dtype.itemsize
+    batch, item = math.prod(sizes), _itemsize(dtype)
     items = {  # work items, and threads for each
         "pack_rows": (batch * s.row_blocks * s.threads * s.rows, 1),
         "pack_cols": (batch * n, 1),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -51,7 +53,7 @@ class Launch:
         dtype, index: of the call; number of the device.
         variables: ``(number, category, place in plan.variables)`` of each variable number; -1 for the last two if the
             formula does not have it.
-        sizes: batch sizes as the kernels see them, rows, columns, and how they are cut.
+        sizes: batch sizes as the kernels see them, rows, columns, how they are cut, reciprocals.
         layout: packs variables (address or number, strides) and sizes.
         kernels: in order.
         shape, second: shapes after the batch dimensions of the results; ``second`` with its dtype, or None.
@@ -124,7 +126,7 @@ class Launch:
 
     def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
         words: list[float] = []
-        none = (0,) * (len(self.sizes) - 5 + 2)
+        none = (0,) * (len(self.sizes) - OWN_SIZES + 2)
         for number, cat, place in self.variables:
             if place < 0:
                 words += (0, *none)
@@ -139,12 +141,20 @@ class Launch:
         return words
 
 
+#: Of an ``Arguments`` after the batch sizes: m, n, row_blocks, splits, span, and two reciprocals.
+OWN_SIZES = 7
 RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
-def item_kernel(function: int, total: int, each: int) -> Kernel:
+def reciprocal(divisor: int) -> int:
+    """What ``BlockNumber::quotient`` (cuda/data.cuh) divides by a number with, as the bits of a signed one; 0 for 1."""
+    whole = 0 if divisor == 1 else (1 << 64) // divisor + 1
+    return whole - (1 << 64 if whole >> 63 else 0)
+
+
+def item_kernel(function: int, total: int, each: int | Fraction) -> Kernel:
     """A kernel with ``each`` threads for each of ``total`` work items."""
-    blocks = -(-total * each // ITEM_THREADS)
+    blocks = math.ceil(Fraction(total) * each / ITEM_THREADS)
     return Kernel(function, ITEM_THREADS, 0, total, pieces_of(blocks))
 
 
@@ -152,7 +162,8 @@ def assemble(
     key: tuple, sizes: tuple[int, ...], kernels: tuple[Kernel, ...], scratch: tuple[int, ...], survey: int, step: int,
     first: Launch | None = None,
 ) -> Launch:  # fmt: skip
-    """A launch from its parts; ``scratch`` are the bytes of its buffers."""
+    """A launch from its parts; ``scratch`` are its buffers' bytes, ``sizes`` end with row blocks, splits and span."""
+    sizes = (*sizes, reciprocal(sizes[-3]), reciprocal(sizes[-2]))
     plan, dtype, index, m, _, batch_sizes = key
     place = {v.params[1]: (v.params[0], k) for k, v in enumerate(plan.variables)}
     variables = tuple((k, *place.get(k, (-1, -1))) for k in range(max(1, plan.n_vars)))

@@ -30,6 +30,11 @@ def available(device: torch.device) -> str | None:
     return None
 
 
+def reads(plan: Plan, dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be reduced as they are."""
+    return dtype.itemsize >= 4
+
+
 @torch.no_grad()
 def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Compute ``plan`` (see :func:`kernops.backends.reduce` for the contract)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +58,19 @@ def _cuda_seconds(call: Callable[[], Any], count: int) -> float:
 CLOCKS: dict[str, Callable[[Callable[[], Any], int], float]] = {"cpu": _cpu_seconds, "cuda": _cuda_seconds}
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """As ``timeit`` does: how often Python looks for cycles depends on what else was imported, not on what is timed."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def interleave(
     calls: Mapping[str, Callable[[], Any]], device: str, repeats: int, budget: float = BUDGET_SECONDS
 ) -> dict[str, Timing]:
@@ -72,16 +87,17 @@ def interleave(
     once = {name: clock(call, 1) for name, call in calls.items()}  # the warm-up, and the length of a sample
     counts = {name: max(1, round(SAMPLE_SECONDS[device] / max(t, 1e-9))) for name, t in once.items()}
     timings = {name: Timing() for name in calls}
-    for k in range(max(repeats, 1)):
-        for name, call in calls.items():
-            spent = once[name] * counts[name] * k
-            if once[name] > budget:
-                timings[name].samples = [once[name]]
-                continue
-            if k >= min(MIN_SAMPLES, repeats) and spent > budget:
-                continue
-            time.sleep(PAUSE_SECONDS)
-            if once[name] < SETTLE_SECONDS:
-                clock(call, 1)
-            timings[name].samples.append(clock(call, counts[name]))
+    with _without_collector():
+        for k in range(max(repeats, 1)):
+            for name, call in calls.items():
+                spent = once[name] * counts[name] * k
+                if once[name] > budget:
+                    timings[name].samples = [once[name]]
+                    continue
+                if k >= min(MIN_SAMPLES, repeats) and spent > budget:
+                    continue
+                time.sleep(PAUSE_SECONDS)
+                if once[name] < SETTLE_SECONDS:
+                    clock(call, 1)
+                timings[name].samples.append(clock(call, counts[name]))
     return timings

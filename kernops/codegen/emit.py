@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Mapping
 
-from ..formula.graph import CAT_COL, CAT_ROW, Node, text, topological
+from ..formula.graph import CAT_COL, CAT_ROW, PAIR, Node, text, topological
 from ..formula.ops import OPS
 from ..formula.plan import Plan
+from ..formula.signs import sign_of
 from ..formula.vector_ops import einsum_parts
 
 #: Loops up to this length are unrolled in full, so that arrays indexed by their variable can live in registers.
@@ -58,13 +60,16 @@ class Emitter:
         order = topological(*roots)
         uses = Counter(a for n in order for a in n.args)
         random = {a for n in order if n.op == "Einsum" for a in n.args}
+        self.begun = _begun(order, uses, roots)
+        within = {total for total, _ in self.begun.values()}
         self.cost: dict[Node, int] = {}
         depth: dict[Node, int] = {}  # of inlining
         for node in order:
             self.cost[node] = self._cost(node)
             depth[node] = 1 + max((depth[a] for a in node.args), default=0)
             if node.dim == 1:
-                self.component(node, 0)
+                if node not in within:
+                    self.component(node, 0)
                 depth[node] = 0
             elif node.args and (depth[node] > DEEP or self.cost[node] > CHEAP and (uses[node] > 1 or node in random)):
                 self._store(node)
@@ -136,6 +141,11 @@ class Emitter:
                 return f"{'x' if cat == CAT_ROW else 'y'}[{plus(index, number_)}]"  # type: ignore[arg-type]
             return self.let(f"in.at({number_}, {index})")
         op = OPS[node.op]
+        if node in self.begun:
+            whole, first = self.begun[node]
+            return self._fold(whole, self.component(first, 0), "{0} + {1}")
+        if node.op == "Exp2" and sign_of(node.args[0]) < 0:
+            return self.let(f"kn::exp2_of_negative({self.component(node.args[0], index)})")
         if op.text is not None:
             args = [self.component(a, index) for a in node.args]
             return self.let(op.text.format(*args, *node.params))
@@ -287,6 +297,20 @@ class Emitter:
         for _ in inner:
             self.end()
         return acc
+
+
+def _begun(order: list[Node], uses: Mapping[Node, int], roots: Collection[Node]) -> dict[Node, tuple[Node, Node]]:
+    """Sums of a sum over components and a term that is not computed per pair, such as 1 + |x - y|^2: the one may begin
+    with the other. ``Add`` -> ``(Sum, term)``."""
+    found = {}
+    for node in order:
+        if node.op == "Add" and node.dim == 1:
+            for whole, first in (node.args, node.args[::-1]):
+                alone = whole.op == "Sum" and whole.args[0].dim > 1 and uses[whole] == 1 and whole not in roots
+                if alone and first.kind != PAIR and not first.args:
+                    found[node] = whole, first
+                    break
+    return found
 
 
 def _flat(letters: str, at: dict[str, str], size: dict[str, int]) -> str:

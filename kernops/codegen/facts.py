@@ -5,21 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ..formula.graph import CAT_COL, CAT_ROW, Node, topological
+from ..formula.graph import CAT_COL, CAT_ROW, PAIR, Node, topological
 from ..formula.plan import Plan
 from ..formula.vector_ops import einsum_parts
 from .emit import Emitter
 
 #: Instructions of an op that is not one instruction.
 INSTRUCTIONS = {
-    "Exp2": 2, "Exp": 9, "Expm1": 15, "Sigmoid": 20, "Div": 10, "Inv": 8, "Sqrt": 5, "Rsqrt": 5, "Rsqrt0": 6, "Log": 15,
-    "Log2": 15, "Log0": 16, "Log1p": 20, "XLogX": 17, "Softplus": 30, "LogAddExp": 32, "PowInt": 4,
+    "Exp2": 2, "Exp": 9, "Expm1": 15, "Sigmoid": 12, "Div": 8, "Rsqrt0": 3, "Log": 18, "Log2": 18, "Log0": 19,
+    "Log1p": 15, "LogTerm": 5, "LogTermOfNormal": 2, "XLogX": 20, "Softplus": 27, "LogAddExp": 29, "PowInt": 4,
     "Tanh": 15, "Step": 2, "Heaviside": 4, "Where": 2, "IfElse": 2, "Clamp": 2,
 }  # fmt: skip
 ONE_INSTRUCTION = {
     "Add", "Sub", "Mul", "Neg", "Square", "Abs", "Sign", "Minimum", "Maximum", "ReLU", "Equal", "Less", "LessEqual",
-    "NotEqual", "Floor", "Round", "Max", "Min", "ArgMax", "ArgMin", "OneHot", "Concat", "ExtractT",
+    "NotEqual", "Sqrt", "Rsqrt", "Inv", "Floor", "Round", "Max", "Min", "ArgMax", "ArgMin", "OneHot", "Concat",
+    "ExtractT",
 }  # fmt: skip
+#: Operations of the exponential unit (the GPU's special functions) that an op takes.
+SPECIAL = {
+    "Exp2": 1, "Exp": 1, "Expm1": 1, "Sigmoid": 2, "Tanh": 2, "Softplus": 2, "LogAddExp": 2, "Log": 1, "Log2": 1,
+    "Log0": 1, "Log1p": 1, "LogTerm": 1, "LogTermOfNormal": 1, "XLogX": 1, "Sqrt": 1, "Rsqrt": 1, "Rsqrt0": 1, "Inv": 1,
+    "Div": 1, "Sin": 1, "Cos": 1,
+}  # fmt: skip
+#: The same for what a reduction does with each pair.
+SPECIAL_OF_CORE = {"LogSumExp": 1, "SumSoftMaxWeight": 1}
 FREE = {"Var", "Const", "Extract", "Broadcast"}
 #: All others call a function of many instructions; inlining it for many pairs takes long to compile and gains nothing.
 SLOW = 60
@@ -48,6 +57,9 @@ class Facts:
         stored: components of intermediate vectors that are kept while a pair is computed.
         slow: whether the pair formula calls functions of many instructions.
         row_by_component: whether a component of the result reads a row slot that depends on its number.
+        special: operations of the exponential unit for a pair.
+        powers: how many of these are powers of 2, which plain cores can compute, too.
+        fused: products that are one instruction with the sum that they are part of.
     """
 
     core: str
@@ -61,6 +73,9 @@ class Facts:
     stored: int = 0
     slow: bool = False
     row_by_component: bool = False
+    special: int = 0
+    powers: int = 0
+    fused: int = 0
 
 
 def facts(plan: Plan) -> Facts:
@@ -83,7 +98,17 @@ def facts(plan: Plan) -> Facts:
         stored=sum(node.dim for node, at in Emitter(program.pair).blocks[0][1] if at is None),
         slow=any(_instructions(n.op) >= SLOW for n in nodes),
         row_by_component=any(_is_slot(n, CAT_ROW) and n.dim > 1 for n in (*by_component, *widened)),
+        special=special(plan),
+        powers=sum(n.dim for n in nodes if n.op == "Exp2"),
+        fused=sum(any(a.op == "Mul" and a.kind == PAIR for a in n.args) for n in nodes if n.op in ("Add", "Sub"))
+        + (plan.core == "Sum" and root.op == "Mul"),
     )
+
+
+def special(plan: Plan) -> int:
+    """Operations of the exponential unit for a pair."""
+    nodes = topological(*plan.program.pair)
+    return sum(SPECIAL.get(n.op, 0) * n.dim for n in nodes) + SPECIAL_OF_CORE.get(plan.core, 0)
 
 
 def _per_component(nodes: list[Node], dim: int) -> Work:

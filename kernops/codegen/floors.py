@@ -12,18 +12,13 @@ from dataclasses import dataclass, replace
 
 from ..formula.graph import topological
 from ..formula.plan import Plan
-from .facts import Facts, instructions
+from .facts import SPECIAL, Facts, instructions, special
 
 EXP, FMA, SHARED, MATRIX = "exponential unit", "multiply-add units", "shared memory reads", "matrix unit"
 VECTOR, MEMORY = "vector units", "memory"
 
-#: Operations of the exponential unit (the GPU's special functions) that an op takes.
-SPECIAL = {
-    "Exp2": 1, "Exp": 1, "Expm1": 1, "Sigmoid": 2, "Tanh": 2, "Softplus": 2, "LogAddExp": 2, "Log": 1, "Log2": 1,
-    "Log0": 1, "Log1p": 1, "XLogX": 1, "Sqrt": 1, "Rsqrt": 1, "Rsqrt0": 1, "Inv": 1, "Div": 1, "Sin": 1, "Cos": 1,
-}  # fmt: skip
-#: The same for what a reduction does with each pair.
-SPECIAL_OF_CORE = {"LogSumExp": 1, "SumSoftMaxWeight": 1}
+#: Instructions in which plain cores compute a power of 2 in float32 (`plain_exp2` in cuda/math.cuh).
+PLAIN_POWER = 10
 #: Instructions in which an exponential and its kin are computed where there is no unit for it: in float64 on a GPU, and
 #: on a CPU by the bytes of a number.
 SOFT_DOUBLE = 25
@@ -86,12 +81,6 @@ def host(cores: int, hertz: float, vector_bytes: int) -> Rates:
     return Rates("CPU", cores, hertz, {VECTOR: 2 * vector_bytes / 4}, 2 * vector_bytes / 8, _HOST_MEMORY)
 
 
-def special(plan: Plan) -> int:
-    """Operations of the exponential unit for a pair."""
-    nodes = topological(*plan.program.pair)
-    return sum(SPECIAL.get(n.op, 0) * n.dim for n in nodes) + SPECIAL_OF_CORE.get(plan.core, 0)
-
-
 def plain(plan: Plan) -> int:
     """Other instructions for a pair, at least: signs are free, and a product and its sum are one."""
     nodes = topological(*plan.program.pair)
@@ -100,9 +89,10 @@ def plain(plan: Plan) -> int:
     return sum(instructions(n) for n in nodes if n.op not in SPECIAL and n.op != "Neg") + (0 if fused else root.dim)
 
 
-def gpu_work(plan: Plan, f: Facts, rows: int, itemsize: int) -> dict[str, float]:
-    """What a pair needs of a GPU's units, where a thread has so many rows for each column that it reads."""
-    exps, others = special(plan), plain(plan)
+def gpu_work(plan: Plan, f: Facts, rows: int, itemsize: int, share: float = 0) -> dict[str, float]:
+    """What a pair needs of a GPU's units, where a thread has so many rows for each column that it reads, and leaves
+    this share of the powers of 2 to the plain cores."""
+    exps, others = special(plan) - share * f.powers, plain(plan) + share * f.powers * PLAIN_POWER
     read = (f.fixed.cols + f.dim * f.each.cols) / rows
     if itemsize == 8:
         return {FMA: others + SOFT_DOUBLE * exps, SHARED: 2 * read}

@@ -9,8 +9,8 @@ from .schedule import Schedule
 
 #: In the order of inclusion; the formula comes after the vocabulary.
 HEADERS = (
-    "math.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh", "kmin.cuh",
-    "ranked.cuh", "boxes.cuh", "search.cuh",
+    "math.cuh", "numbers.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh",
+    "kmin.cuh", "ranked.cuh", "boxes.cuh", "search.cuh",
 )  # fmt: skip
 #: Threads that merge the splits of one row, and threads of a block of the kernels that have one work item a thread.
 LANES, ITEM_THREADS = 16, 128
@@ -41,13 +41,14 @@ def compiled(s: Schedule) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*kernels(s), "merge_lists" if s.list else "merge")))
 
 
-def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
+def source(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, stored: str = "T") -> str:
     """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s)``.
 
+    ``stored`` is the C++ type of numbers in memory, if not that of the arithmetic one of ``STORED``.
     Sizes are not part of it, so that it serves all calls of the same shape of schedule.
     """
     return "\n".join([
-        preamble(plan, s, itemsize, batch_dims),
+        preamble(plan, s, itemsize, batch_dims, stored),
         *(f'extern "C" __global__ void __launch_bounds__({bounds(s, name)}) '
           f"kn_{name}(const __grid_constant__ kn::G::Arguments a) {{ kn::{name}<kn::G>(a); }}" for name in compiled(s)),
         "",
@@ -59,10 +60,10 @@ def bounds(s: Schedule, name: str) -> str:
     if name != main_kernel(s):
         return str(ITEM_THREADS)
     # with lists, the compiler spills so that more blocks might fit, unless it is told that one is enough
-    return f"{s.threads}, 1" if s.list else str(s.threads)
+    return f"{s.threads}, {s.blocks_each}" if s.blocks_each else str(s.threads)
 
 
-def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
+def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, stored: str = "T") -> str:
     """The beginning of a translation unit: the headers, the formula, and the configuration ``kn::G``."""
     return "\n".join([
         f"#define KN_UNROLL_CAP {s.unroll}",
@@ -71,8 +72,10 @@ def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int) -> str:
         "namespace kn {",
         "struct G {",
         f"    typedef Formula F; typedef {TYPES[itemsize]} T; typedef {'long long' if s.long_index else 'int'} I;",
-        f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, TILE = {s.tile}, C = {s.chunk},",
-        f"                         CHUNKS = {s.chunks}, BATCH = {max(1, batch_dims)}, LANES = {LANES};",
+        f"    typedef {stored} E;",
+        f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, PLAIN = {s.plain},",
+        f"                         TILE = {s.tile}, TILES = {s.tiles}, C = {s.chunk}, CHUNKS = {s.chunks},",
+        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES};",
         f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",
         f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)}, MATRIX = false;",
         "    static constexpr int K = F::K;",
@@ -91,6 +94,8 @@ def scalar_text(plan: Plan) -> str:
 
 
 TYPES = {4: "float", 8: "double"}
+#: Name of a dtype -> the C++ type of its numbers in memory, where they are not computed with.
+STORED = {"float16": "Half", "bfloat16": "Bfloat"}
 
 
 def _bool(value: bool) -> str:

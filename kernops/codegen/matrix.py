@@ -9,11 +9,12 @@ formula's text; ``matrix_schedule.py`` decides when and how it is used.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from ..formula.graph import CAT_COL, CAT_ROW, PAIR, I, J, Node, P, const, rewrite, text, topological, var
-from ..formula.ops import add, mul, neg, sub
+from ..formula.ops import add, broadcast, concat, mul, neg, sub
 from ..formula.plan import Plan, Program
+from ..formula.simplify import pieces
 from .contraction import SUM_SLOT, SumsEmitter
 from .emit import finish_text, pair_text, terms_text
 
@@ -21,13 +22,39 @@ from .emit import finish_text, pair_text, terms_text
 CORES = ("Sum", "LogSumExp", "SumSoftMaxWeight")
 #: Slots of a row or column, apart from the vectors of the sum, that the epilogue may read.
 MOST_SLOTS = 8
-#: Components of a result that the epilogue sums itself; more are a second matrix product.
-FEW_COMPONENTS = 3
+#: Components of a result that the epilogue sums itself; more are a second matrix product. Fewer of differences between
+#: the vectors, each of which costs a plain core three instructions.
+FEW_COMPONENTS, FEW_WITH_DIFFERENCES = 3, 2
 #: What reads all components of a vector for each of its own: rows and columns are packed component by component.
 WHOLE = {"Sum", "Einsum", "Max", "Min", "ArgMax", "ArgMin"}
 #: Functions that jump: a sum that is off by its last bits could change them by a finite amount.
 JUMPS = {"Step", "Heaviside", "Sign", "Floor", "Round", "Mod", "Equal", "NotEqual", "Less", "LessEqual", "Where",
          "IfElse", "ArgMin", "ArgMax", "OneHot"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RightHandSides:
+    """What a wide result sums, times a scalar of each pair, as terms of a column.
+
+    Attributes:
+        columns: for each component of the result; what stands for differences is not read.
+        moment: 1 if some components are of differences, row vector minus column vector, -1 if of the reverse, else 0.
+            The vectors are those of the sum.
+        at: the first of those components.
+        weight: what the differences are multiplied by.
+        weight_at: the component whose column is ``weight``; that after the result's last if none is.
+    """
+
+    columns: Node
+    moment: int = 0
+    at: int = 0
+    weight: Node | None = None
+    weight_at: int = 0
+
+    @property
+    def count(self) -> int:
+        """Numbers of a column."""
+        return max(self.columns.dim, self.weight_at + 1 if self.moment else 0)
 
 
 @dataclass(frozen=True)
@@ -39,10 +66,8 @@ class Form:
         length: number of components summed.
         left, right: the vectors of the sum, as terms of a row and of a column.
         program: row and column terms without these vectors, the pair formula over the variable of the sum (``sum``),
-            the factor. If ``wide``, the pair formula is the scalar that multiplies the right-hand sides.
-        rhs: for a wide result, the column term of which the kernel's values are the weights; else None.
-        moment: whether the wide result is of differences, row vector minus column vector (1) or the reverse (-1); 0
-            if it is of ``rhs`` alone. The row vector is then ``left`` and ``rhs`` is ``right``.
+            the factor. If ``wide``, the pair formula is the scalar that all right-hand sides are multiplied by.
+        rhs: the right-hand sides of a wide result, else None.
         exponent: the slope of the exponent if the formula depends on the sum only as exp2(slope · sum + ...), with a
             slope that is the same for all pairs, as a node over row slots; else None. The pair formula then reads
             slope · sum.
@@ -54,8 +79,7 @@ class Form:
     left: Node
     right: Node
     program: Program
-    rhs: Node | None = None
-    moment: int = 0
+    rhs: RightHandSides | None = None
     exponent: Node | None = None
     pure: bool = False
 
@@ -80,21 +104,19 @@ def matrix_form(plan: Plan) -> Form | None:
     pair = [rewrite(root, {node: SUM}) for root in program.pair]
     if any(n.op in JUMPS and _reads(n) for root in pair for n in topological(root)):
         return None
-    rhs, moment = None, 0
-    if plan.core == "Sum" and pair[0].dim > FEW_COMPONENTS:
-        if plan.first:  # its kernel writes one result
-            return None
-        found = _weighted(pair[0], x, y)
-        if found is None:
-            return None
-        pair[0], rhs, moment = found
-    if any(n.dim > FEW_COMPONENTS for root in pair for n in topological(root)):
-        return None
-    rest = _without(program, pair, (x, y) if moment else (x, y, rhs), program.factor)
-    if rest is None or rest.n_row > MOST_SLOTS or rest.n_col > MOST_SLOTS:
-        return None
     terms = {n: t for table, terms in ((CAT_ROW, program.row_terms), (CAT_COL, program.col_terms))
              for n, t in _slots(table, terms).items()}  # fmt: skip
+    rhs = None
+    if plan.core == "Sum" and pair[0].dim > (FEW_WITH_DIFFERENCES if _differs(pair[0], x, y) else FEW_COMPONENTS):
+        found = _weighted(pair[0], x, y, terms)
+        if found is None:
+            return None
+        pair[0], rhs = found
+    if any(n.dim > FEW_COMPONENTS for root in pair for n in topological(root)):
+        return None
+    rest = _without(program, pair, (x, y), program.factor)
+    if rest is None or rest.n_row > MOST_SLOTS or rest.n_col > MOST_SLOTS:
+        return None
     exponent = _exponent(plan.core, rest.pair) if square else None
     line = None if exponent is None else _slope(exponent)
     own = _slots(CAT_ROW, rest.row_terms)
@@ -103,10 +125,10 @@ def matrix_form(plan: Plan) -> Form | None:
         slope, others = line
         pure = others.value == 0
         rest = replace(rest, pair=(rewrite(rest.pair[0], {exponent: add(SUM, others)}), *rest.pair[1:]))
-    vectors = terms[x], terms[y], None if rhs is None else terms[rhs]
-    if any(n.op in WHOLE for v in vectors if v is not None for n in topological(v)):
+    vectors = (terms[x], terms[y], *((rhs.columns,) if rhs else ()))
+    if any(n.op in WHOLE for n in topological(*vectors)):
         return None
-    return Form(square, x.dim, terms[x], terms[y], rest, vectors[2], moment, slope, pure)
+    return Form(square, x.dim, terms[x], terms[y], rest, rhs, slope, pure)
 
 
 def _uniform(slope: Node, slots: dict[Node, Node]) -> bool:
@@ -136,24 +158,70 @@ def _product(node: Node) -> tuple[bool, Node, Node] | None:
     return (square, x, y) if fits else None
 
 
-def _weighted(root: Node, x: Node, y: Node) -> tuple[Node, Node, int] | None:
-    """``(scalar, column slot, moment)`` with root = scalar · column, or scalar · (x - y) up to its sign."""
-    if root.op != "Mul":
+def _differs(root: Node, x: Node, y: Node) -> bool:
+    """Whether a part of ``root`` is a multiple of x - y."""
+    return any(n.op == "Sub" and set(n.args) == {x, y} for n in topological(root))
+
+
+def _weighted(root: Node, x: Node, y: Node, terms: dict[Node, Node]) -> tuple[Node, RightHandSides] | None:
+    """``(scalar, right-hand sides)`` with root = scalar · those, each a column or, some of them, x - y up to its sign.
+
+    ``terms`` are the columns' terms by their slots.
+    """
+    scalars: set[Node] = set()
+    columns: list[Node] = []
+    weights: list[Node | None] = []  # where they are all of a component
+    moment, at, weight, start = 0, 0, None, 0
+    for piece in pieces(root, ("Concat",)):
+        found = _factors(piece, x, y)
+        if found is None:
+            return None
+        scalar, column, vector = found
+        scalars.add(scalar)
+        column = rewrite(column, terms)
+        if vector is not None and vector.op == "Sub":
+            if moment:
+                return None
+            moment, at, weight = (1 if vector.args[0] is x else -1), start, column
+        columns.append(broadcast(column, piece.dim) if vector is None else terms[y] if vector.op == "Sub"
+                       else mul(column, rewrite(vector, terms)))  # fmt: skip
+        weights += [column if vector is None else None] * piece.dim
+        start += piece.dim
+    if len(scalars) != 1 or not _reads(*scalars):
         return None
-    scalar, vector = sorted(root.args, key=lambda n: n.dim)
-    if scalar.dim != 1 or not _reads(scalar):
+    weight_at = weights.index(weight) if moment and weight in weights else start
+    return scalars.pop(), RightHandSides(concat(*columns), moment, at, weight, weight_at)
+
+
+def _factors(piece: Node, x: Node, y: Node) -> tuple[Node, Node, Node | None] | None:
+    """``(scalar of pairs, scalar of columns, vector)`` with the product ``piece``; the vector of columns, or x - y."""
+    of_pair: list[Node] = []
+    of_column: list[Node] = []
+    vector, stack = None, [piece]
+    while stack:
+        node = stack.pop()
+        columns = node.kind in (0, J) and not _reads(node)
+        if node.op in ("Broadcast", "Mul"):
+            stack.extend(reversed(node.args))
+        elif node.op == "Neg":
+            of_column.append(const(-1.0))
+            stack.append(node.args[0])
+        elif node.dim > 1:
+            if vector is not None or not (columns or node.op == "Sub" and set(node.args) == {x, y}):
+                return None
+            vector = node
+        else:
+            (of_column if columns else of_pair).append(node)
+    if not of_pair:
         return None
-    if vector.is_var and vector.kind == J:
-        return scalar, vector, 0
-    if vector.op == "Sub" and set(vector.args) == {x, y}:
-        return scalar, y, 1 if vector.args[0] is x else -1
-    return None
+    of_pair.sort(key=lambda n: n.digest)
+    return reduce(mul, of_pair), reduce(mul, of_column, const(1.0)), vector
 
 
 def _without(program: Program, pair: list[Node], vectors: tuple, factor: Node | None) -> Program | None:
     """The program without the slots of ``vectors``, renumbered; None if a vector is read apart from the sum."""
     needed = {n for root in (*pair, *([factor] if factor else [])) for n in topological(root) if n.is_var}
-    if any(v in needed for v in vectors[:2]):
+    if any(v in needed for v in vectors):
         return None
     new: dict[Node, Node] = {}
     kept: dict[int, list[Node]] = {CAT_ROW: [], CAT_COL: []}
@@ -223,11 +291,12 @@ def _slope(node: Node) -> tuple[Node, Node] | None:
 def emit_matrix(plan: Plan, form: Form) -> str:
     """The C++ text of a plan of this form; the struct is ``kn::Formula``.
 
-    Its members, apart from those of ``emit.emit``: ``left(in, d)``, ``right(in, d)`` and ``rhs(in, d)`` are components
-    of the vectors; ``slope(x)`` is the exponent's slope; ``pair`` reads the sum, times the slope if there is
-    one, as ``y.sum(0)``.
+    Its members, apart from those of ``emit.emit``: ``left(in, d)`` and ``right(in, d)`` are components of the vectors,
+    ``rhs(in, d)`` and ``weight(in)`` those of right-hand sides; ``slope(x)`` is the exponent's slope; ``pair`` reads
+    the sum, times the slope if there is one, as ``y.sum(0)``.
     """
     p = form.program
+    rhs = form.rhs or RightHandSides(const(0.0))
     pair = pair_text(p.pair, SumsEmitter)
     slope = "return T(0);" if form.exponent is None else _value(form.exponent)
     return f"""// {plan.core} over j of {text(plan.formula, 1000)}
@@ -240,7 +309,8 @@ struct Formula {{
   static constexpr int OUT = {plan.dim};     // components of the result
   static constexpr int FIRST = {plan.outputs[0][1]};   // those of the first result; the others are a second one
   static constexpr int K = 0;
-  static constexpr int MOMENT = {form.moment};   // 1: of differences row - column; -1: column - row; 0: of columns
+  static constexpr int MOMENT = {rhs.moment};   // 1: some are of differences row - column; -1: column - row; 0: none
+  static constexpr int MOMENT_AT = {rhs.at}, WEIGHT_AT = {rhs.weight_at};  // the first of those; what weighs them
   static constexpr bool SQUARE = {_bool(form.square)};     // whether squared differences are summed, else products
   static constexpr bool EXPONENT = {_bool(form.exponent is not None)};   // whether slope * sum is an exponent, only
 
@@ -252,7 +322,11 @@ struct Formula {{
     typedef T V;
 {terms_text(p.col_terms)}
   }}
-{_vector("left", form.left)}{_vector("right", form.right)}{_vector("rhs", form.rhs or const(0.0))}\
+{_vector("left", form.left)}{_vector("right", form.right)}{_vector("rhs", rhs.columns)}\
+  template <class T, class In> KN_FN static T weight(const In& in) {{
+    typedef T V;
+    {_value(rhs.weight or const(1.0))}
+  }}
   template <class T, class X> KN_FN static T slope(const X& x) {{
     typedef T V;
     {slope}

@@ -20,17 +20,21 @@ TIGHT = 11
 MOST_STEPS, CHUNK_STEPS = 8, (6, 5, 4, 3, 2, 1)
 #: Pairs times components below which the survey and the packing take longer than they save.
 LEAST_WORK, LEAST_PAIRS, LEAST_ROWS, LEAST_COLUMNS = 2**30, 2**26, 64, 512
-#: Tight points gain less, of scalar results.
-LEAST_TIGHT_PAIRS = 2**31
+#: Tight points gain less, of scalar results and of a value with up to three derivatives.
+LEAST_TIGHT_PAIRS, LEAST_MOMENT_PAIRS, FEW_DERIVATIVES = 2**31, 2**28, 4
 #: Components of the result that a block computes by the second product.
 WIDE = (8, 16, 32, 64)
+#: Blocks of tight points that share a multiprocessor, by the most components that each sums; up to NARROW components, a
+#: warp finishes few columns at once for the sake of registers, and so of blocks.
+TIGHT_BLOCKS, NARROW = ((8, 5), (16, 4), (32, 2)), 16
 #: Tiles whose sums are added plainly, where no registers are left to compensate them.
 MOST_TILES = 512
 #: Bytes of scratch of all batch elements: points are packed for each, also where they are the same.
 MOST_SCRATCH = 2 << 30
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
-#: With more steps the matrix unit takes longer than the exponential unit.
-SOFT_STEPS = 3
+#: With more steps the matrix unit takes longer than the exponential unit. Of 32 exponentials, by warps and by
+#: warpgroups, those that plain cores compute: measured, as what waits for what is beyond a model.
+SOFT_STEPS, SOFT_WARPS, SOFT_GROUPS = 3, 8, 2
 SOFT_OPS = {"Mul", "Neg", "Exp2", "Var", "Const"}
 
 
@@ -48,7 +52,7 @@ class MatrixSchedule:
         per_multiprocessor: blocks that share a multiprocessor, for which registers are limited.
         stages: chunks in shared memory.
         sub, sixteens: times eight columns, and times sixteen rows, that a warp finishes at once.
-        soft: whether some exponentials are polynomials.
+        soft: how many of 32 exponentials are polynomials.
         width, pieces: components of the result of a block; number of such pieces.
         long_index: as in ``Schedule``.
         row_blocks, tiles: panels of rows, tiles of columns.
@@ -67,7 +71,7 @@ class MatrixSchedule:
     stages: int
     sub: int
     sixteens: int
-    soft: bool
+    soft: int
     width: int
     pieces: int
     long_index: bool
@@ -109,7 +113,9 @@ def _worth(form: Form, dim: int, m: int, n: int, batch: int) -> bool:
     if form.length <= TIGHT:
         if not form.square or form.exponent is None:
             return False
-        return pairs >= (LEAST_PAIRS if form.wide else LEAST_TIGHT_PAIRS)
+        if form.rhs is None:
+            return pairs >= LEAST_TIGHT_PAIRS
+        return pairs >= (LEAST_MOMENT_PAIRS if form.rhs.moment and dim <= FEW_DERIVATIVES else LEAST_PAIRS)
     return pairs >= LEAST_PAIRS and pairs * (form.length + (8 * dim if form.wide else 0)) >= LEAST_WORK
 
 
@@ -123,14 +129,15 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
     if found is None:
         return None
     width, rhs, steps, chunks, resident, stages, shared = found
-    pieces = _up(plan.dim + bool(form.moment), width) if form.wide else 1
+    pieces = 1 if form.rhs is None else _up(form.rhs.count, width)
     row_blocks, tiles = _up(m, POINTS), _up(n, POINTS)
     light = plan.core == "Sum" and not form.wide  # whose states leave registers for two blocks
-    several = _blocks_each(tight, groups, light, width, shared, room)
+    several = _blocks_each(device, tight, groups, light, width, shared)
     fewest = _up(tiles, MOST_TILES) if form.wide and chunks > 1 else 1
     splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several, fewest)
     halves = chunks * (1 if tight else 2) * steps * 32 * POINTS
-    saved = 0 if splits == 1 and not form.moment else batch * m * splits * 4 * (
+    moment = form.rhs is not None and form.rhs.moment != 0
+    saved = 0 if splits == 1 and not moment else batch * m * splits * 4 * (
         width * pieces if form.wide else _saved(plan.core, width))  # fmt: skip
     return MatrixSchedule(
         tight=tight,
@@ -141,9 +148,9 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
         turns=groups and several == 1,
         per_multiprocessor=several,
         stages=stages,
-        sub=4 if tight else 16,
+        sub=16 if not tight else 2 if form.wide and width <= NARROW else 4,
         sixteens=2 if tight and width <= 32 else 1,
-        soft=_soft(plan, form, steps * chunks),
+        soft=_soft(plan, form, steps * chunks, groups),
         width=width,
         pieces=pieces,
         long_index=n > 2**31 - 1,
@@ -160,16 +167,22 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
     )
 
 
-def _soft(plan: Plan, form: Form, steps: int) -> bool:
-    """Whether the exponential unit is what a kernel waits for, so that plain cores had better help it."""
+def _soft(plan: Plan, form: Form, steps: int, groups: bool) -> int:
+    """Where the exponential unit is what a kernel waits for, plain cores had better help it."""
     simple = form.pure and all(x.op in SOFT_OPS for x in topological(*form.program.pair))
-    return simple and plan.core == "Sum" and not form.wide and steps <= SOFT_STEPS
+    helped = simple and plan.core == "Sum" and not form.wide and steps <= SOFT_STEPS
+    return (SOFT_GROUPS if groups else SOFT_WARPS) if helped else 0
 
 
-def _blocks_each(tight: bool, groups: bool, light: bool, width: int, shared: int, room: int) -> int:
+def _blocks_each(device: Device, tight: bool, groups: bool, light: bool, width: int, shared: int) -> int:
     """Blocks that share a multiprocessor: several, if the registers of a thread suffice for what it sums."""
-    wanted = (4 if light else 3 if width <= 16 else 2 if width <= 32 else 1) if tight else 2 if groups and light else 1
-    return max(1, min(wanted, room // shared))
+    if tight and light:
+        wanted = 5 if width == 1 and device.arch[0] < 10 else 4  # its compiler needs more than 96 registers
+    elif tight:
+        wanted = next((blocks for most, blocks in TIGHT_BLOCKS if width <= most), 1)
+    else:
+        wanted = 2 if groups and light else 1
+    return max(1, min(wanted, (device.shared - RESERVED) // shared))
 
 
 def _fitting(
@@ -178,13 +191,13 @@ def _fitting(
     """Components of a block, bytes of their right-hand sides, and the best of ``_variants`` that fits with them."""
     tight = form.length <= TIGHT
     widths: list[int] = [form.program.pair[-1].dim]
-    if form.wide:
-        components = plan.dim + bool(form.moment)
+    if form.rhs is not None:
+        components = form.rhs.count
         pieces = _up(components, WIDE[-1] if tight else WIDE[-2])
         best = next(w for w in WIDE if w * pieces >= components)
         widths = [w for w in reversed(WIDE) if w <= best]  # less, with more pieces, where shared memory is too small
     for width in widths:
-        rhs = 512 * POINTS // 8 * (width // 8) if form.wide else 0
+        rhs = 32 * POINTS * (width // 8) + 4 * width if form.wide else 0
         variant = next(_variants(form.length, tight, groups, numbers, rhs, room), None)
         if variant is not None:
             return width, rhs, *variant
@@ -221,14 +234,20 @@ def _variants(
 
 
 def _split(blocks: int, tiles: int, slots: int, fewest: int) -> tuple[int, int]:
-    """``(splits, span)`` that keep the device busy to the end, where a split costs three tiles; at least ``fewest``."""
+    """``(splits, span)`` that keep the device busy to the end, where a split costs three tiles; at least ``fewest``.
+
+    Blocks that began together do not end together: the last of them runs alone for about half of its time. As splits
+    take memory, there are no more than bring it within a few per cent of the best.
+    """
 
     def cost(splits: int) -> float:
         each = _up(tiles, splits)
-        return _up(blocks * _up(tiles, each), slots) * (each + 3)
+        return (_up(blocks * _up(tiles, each), slots) + 0.5) * (each + 3)
 
     most = max(1, min(64, tiles // 4))
-    each = _up(tiles, max(fewest, min(range(1, most + 1), key=cost)))
+    costs = {splits: cost(splits) for splits in range(1, most + 1)}
+    least = min(costs.values())
+    each = _up(tiles, max(fewest, next(splits for splits, found in costs.items() if found <= 1.02 * least)))
     return _up(tiles, each), each * POINTS
 
 

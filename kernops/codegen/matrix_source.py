@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from ..formula.plan import Plan
 from .instantiate import HEADERS, ITEM_THREADS, LANES, RESULTS, _bool, scalar_text
 from .matrix import Form, emit_matrix
 from .matrix_schedule import POINTS, MatrixSchedule
 
-MATRIX_HEADERS = ("mma.cuh", "halves.cuh", "matrix.cuh", "matrix_warps.cuh", "matrix_groups.cuh", "matrix_wide.cuh")
+MATRIX_HEADERS = ("mma.cuh", "halves.cuh", "survey.cuh", "matrix.cuh", "matrix_warps.cuh", "matrix_groups.cuh",
+                  "matrix_rhs.cuh", "matrix_wide.cuh")  # fmt: skip
 #: Threads of a block of the kernels that have more than one thread an item.
-BLOCKS = {"centre": 256}
+BLOCKS = {"centre": 256, "pack_rhs": POINTS}
 
 
 def kernels(s: MatrixSchedule, form: Form) -> tuple[str, ...]:
     """Names of the kernels, in the order of their launch."""
     main = "matrix" + ("_wide" if form.wide else "") + ("_groups" if s.groups else "")
     last = () if not s.partial else ("finish_wide",) if form.wide else ("merge",)
-    return ("centre", "survey", "pack", main, *last)
+    return ("centre", "survey", "pack", *(("pack_rhs",) if form.wide else ()), main, *last)
 
 
 def compiled(s: MatrixSchedule, form: Form) -> tuple[str, ...]:
@@ -29,9 +32,14 @@ def threads(name: str, s: MatrixSchedule) -> int:
     return 256 // s.sixteens if name.startswith("matrix") else BLOCKS.get(name, ITEM_THREADS)
 
 
-def lanes(s: MatrixSchedule, form: Form) -> int:
-    """Threads that work on a point: ``Panels::LANES``."""
-    return 1 if s.tight else 8 if form.length < 32 else 32
+def surveyors(s: MatrixSchedule, form: Form) -> Fraction:
+    """Threads of the survey for a point: ``Panels::LANES`` for ``Panels::ROUNDS`` of them."""
+    return Fraction(1) if s.tight else Fraction(8 if form.length < 32 else 32, 8)
+
+
+def packers(s: MatrixSchedule) -> int:
+    """Threads that pack a point: ``Panels::PACKERS``."""
+    return 1 if s.tight else 4
 
 
 def sampled(s: MatrixSchedule, form: Form) -> int:
@@ -39,8 +47,11 @@ def sampled(s: MatrixSchedule, form: Form) -> int:
     return 4096 if form.square and not s.tight else 0
 
 
-def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
-    """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s, form)``; sizes are not part of it."""
+def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int, stored: str = "T") -> str:
+    """A translation unit with a kernel ``kn_<name>`` for each of ``compiled(s, form)``; sizes are not part of it.
+
+    ``stored`` as for :func:`kernops.codegen.instantiate.source`.
+    """
 
     def least(name: str) -> int:  # blocks that registers must leave room for
         return s.per_multiprocessor if name.startswith("matrix") else 1
@@ -53,13 +64,15 @@ def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int) -> str:
         "namespace kn {",
         "struct G {",
         f"    typedef Formula F; typedef float T; typedef {'long long' if s.long_index else 'int'} I;",
+        f"    typedef {stored} E;",
         f"    static constexpr int THREADS = {256 // s.sixteens}, R = 2, Q = 4, TILE = {POINTS},",
         f"                         C = {s.width}, CHUNKS = {s.pieces},",
-        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES};",
-        f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages};",
+        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES}, ITEM_THREADS = {ITEM_THREADS};",
+        f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages},",
+        f"                         SOFT = {s.soft};",
         f"    static constexpr bool TURNS = {_bool(s.turns)};",
         "    static constexpr bool ROWS_IN_MEMORY = false, COLS_IN_MEMORY = false, MATRIX = true;",
-        f"    static constexpr bool TIGHT = {_bool(s.tight)}, RESIDENT = {_bool(s.resident)}, SOFT = {_bool(s.soft)},",
+        f"    static constexpr bool TIGHT = {_bool(s.tight)}, RESIDENT = {_bool(s.resident)},",
         f"                          WIDE = {_bool(form.wide)};",
         f"    typedef {state} State;",
         f"    typedef kn::{RESULTS['Sum' if form.wide else plan.core]}<State> Results;",

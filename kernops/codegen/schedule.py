@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from .balance import plain_pairs
 from .facts import Facts
 
 THREADS = 128
@@ -50,6 +51,15 @@ WARP_LIST, LIST_WORDS, PAIR_WORDS, WARP_ROWS_FOR_EACH = 512, 32, 32, 2048
 FEW_ROWS_OF_LISTS, FEW_SLOTS_OF_LISTS = 30_000, 8
 #: Shared memory of a block that still leaves room for other blocks on the multiprocessor.
 TILE_BYTES = 24 << 10
+#: Tiles that are brought to shared memory at a time, at most, if that still leaves room for so many blocks: their warps
+#: hide what others wait for.
+MOST_TILES, ROOM_FOR = 4, 11
+#: Of kernels whose threads need at most so many registers by the model: others have none to spare for another loop,
+#: and wait less often, since they do more for each column.
+LIGHT = 104
+#: With at most so many, the compiler is told to leave room for so many blocks: else it spares registers for more, and
+#: puts the uses of one unit side by side for want of them.
+FEW_REGISTERS, BLOCKS_EACH = 92, 8
 #: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
 MAX_CODE = 640
 MAX_GRID = 2**31 - 1
@@ -88,17 +98,19 @@ class Schedule:
 
     Attributes:
         threads, rows, cols: threads of a block; R rows a thread; Q columns at a time.
-        tile: columns between two flushes, and of a tile in shared memory.
+        tile, tiles: columns between two flushes; number of such tiles in shared memory.
         chunk, chunks: components of the result that a block computes; number of such chunks.
         rows_in_memory, cols_in_memory: whether slots are packed into global scratch first.
         unroll: longest loop that is unrolled in full.
+        plain: of the rows times columns of a thread, pairs whose powers of 2 are left to the plain cores.
+        blocks_each: blocks that registers shall leave room for on a multiprocessor; 0 leaves it to the compiler.
         list: for KMin, whether a list is kept by a ``"warp"`` (``rows``, ``cols`` are then those of a warp and of a
             lane), or by a thread in ``"registers"`` or as a ``"heap"``; else empty.
         long_index: whether a column's index needs 64 bits.
         row_blocks: blocks that cover the rows of one batch element.
         splits, span: the columns are cut into ``splits`` ranges of ``span``.
         blocks: blocks of the whole call.
-        shared: bytes of shared memory of a block: of a tile, and of the queues before lists in registers.
+        shared: bytes of shared memory of a block: of its tiles, and of the queues before lists in registers.
         scratch: numbers (or pairs of a number and an index, for KMin) of partial results.
         packed_rows, packed_cols: numbers of packed slots.
     """
@@ -107,11 +119,14 @@ class Schedule:
     rows: int
     cols: int
     tile: int
+    tiles: int
     chunk: int
     chunks: int
     rows_in_memory: bool
     cols_in_memory: bool
     unroll: int
+    plain: int
+    blocks_each: int
     list: str
     long_index: bool
     # ---
@@ -243,6 +258,20 @@ def tile_of(n_col: int, cols: int, itemsize: int, shared: int) -> tuple[int, int
     return (tile, size) if size <= shared // 2 else (256, 0)
 
 
+def _tiles(size: int, device: Device) -> int:
+    """Tiles of so many bytes to bring to shared memory at a time."""
+    return next((k for k in range(MOST_TILES, 1, -1) if k * size <= device.shared // ROOM_FOR), 1)
+
+
+def _plain(f: Facts, s: Shape, itemsize: int, device: Device) -> int:
+    """Pairs of a thread whose powers of 2 are left to the plain cores."""
+    if itemsize != 4 or f.core == "KMin" or s.rows_in_memory:
+        return 0
+    update_fixed, update_each = STATES[f.core].update
+    issued = f.fixed.instructions + update_fixed + s.chunk * (f.each.instructions + update_each) - f.fused - f.powers
+    return plain_pairs(f, s.rows * s.cols, issued, device.arch)
+
+
 def _split(columns: int, blocks: int, f: Facts, device: Device) -> tuple[int, int]:
     """``(splits, span)`` of so many columns, where so many blocks would run without."""
 
@@ -288,24 +317,29 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
     queues = THREADS * s.rows * (s.cols + QUEUE) * (itemsize + index) if place == "registers" else 0
     tile, shared = tile_of(f.n_col, s.cols, itemsize, device.shared - queues)
     in_memory = shared == 0 and f.n_col > 0
+    need = registers(f, s, itemsize) if itemsize == 4 and not s.rows_in_memory and f.core != "KMin" else MAX_REGISTERS
+    tiles = _tiles(shared, device) if need <= LIGHT and not in_memory else 1
     results = batch * chunks * m * splits if splits > 1 else 0
     return Schedule(
         threads=THREADS,
         rows=s.rows,
         cols=s.cols,
         tile=tile,
+        tiles=tiles,
         chunk=s.chunk,
         chunks=chunks,
         rows_in_memory=s.rows_in_memory,
         cols_in_memory=in_memory,
         unroll=64 if not s.rows_in_memory else min(64, max(8, 64 // (s.rows * s.cols), s.chunk, f.stored)),
+        plain=_plain(f, s, itemsize, device),
+        blocks_each=BLOCKS_EACH if need <= FEW_REGISTERS else 1 if f.core == "KMin" else 0,
         list=place,
         long_index=index == 8,
         row_blocks=row_blocks,
         splits=splits,
         span=span,
         blocks=row_blocks * splits * chunks * batch,
-        shared=shared + queues,
+        shared=shared * tiles + queues,
         scratch=results * (f.k if f.core == "KMin" else _saved(f.core, s.chunk)),
         packed_rows=batch * row_blocks * THREADS * s.rows * f.n_row if s.rows_in_memory else 0,
         packed_cols=batch * _up(n, s.cols) * s.cols * (f.n_col | 1) if in_memory else 0,

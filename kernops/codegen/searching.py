@@ -129,6 +129,7 @@ def source(plan: Plan, brute: Schedule, s: Searching, itemsize: int, batch_dims:
         f"    static constexpr int K = {s.k}, D = {s.dim}, ROWS = {rows}, COLS = {cols}, LEVELS = {len(s.levels)},",
         "                         BATCH = G::BATCH;",
         "    typedef G::Arguments Arguments; typedef SearchArguments<Arguments> Search;",
+        "    typedef T E;",
         "    KN_FN static bool scalar(int) { return false; }",
         "};",
         "}  // namespace kn",

@@ -57,7 +57,7 @@ _row("Mul", "a · b", "({0} * {1})", lambda a, b: (b, a), lambda t, a, b: a * b,
 _row("Div", "a / b", "({0} / {1})", lambda a, b: (_inv(b), neg(div(a, power(b, 2)))),
      lambda t, a, b: a / b, (ANY, POSITIVE), (), ("Divide",))  # fmt: skip
 _row("Neg", "-a", "(-{0})", lambda a: (-1.0,), lambda t, a: -a, methods=(), aliases=("Minus",))
-_row("Inv", "1 / a", "(" + V("1") + " / {0})", lambda a: (neg(power(a, -2)),), lambda t, a: 1 / a, (POSITIVE,),
+_row("Inv", "1 / a", "kn::inv({0})", lambda a: (neg(power(a, -2)),), lambda t, a: 1 / a, (POSITIVE,),
      ("inv", "reciprocal"))  # fmt: skip
 _row("Square", "a²", "({0} * {0})", lambda a: (mul(2.0, a),), lambda t, a: a * a, methods=("square",))
 _row("PowInt", "aⁿ for a whole number n", "kn::powi<{1}>({0})", lambda a, n: (mul(float(n), power(a, n - 1)) if n else None,),
@@ -83,9 +83,13 @@ _row("Log2", "logarithm to base 2", "kn::log2({0})", lambda a: (_inv(mul(math.lo
      (POSITIVE,))  # fmt: skip
 _row("Log1p", "log(1 + a), accurate near 0", "kn::log1p({0})", lambda a: (_inv(add(1.0, a)),),
      lambda t, a: t.log1p(a), (UNIT,))  # fmt: skip
+_row("LogTerm", "log a where a number of size 1 or more is added: with an error that is small against that number",
+     "kn::log_of_term({0})", lambda a: (_inv(a),), lambda t, a: t.log(a), (POSITIVE,), ())  # fmt: skip
+_row("LogTermOfNormal", "the same for a that is not a subnormal number, such as 1 + b",
+     "kn::log_of_normal_term({0})", lambda a: (_inv(a),), lambda t, a: t.log(a), (POSITIVE,), ())  # fmt: skip
 _row("XLogX", "a · log a, and 0 at 0", "kn::select(kn::eq({0}, " + V("0") + "), " + V("0") + ", {0} * kn::log({0}))",
      lambda a: (add(_log(a), 1.0),), lambda t, a: t.xlogy(a, a), (POSITIVE,))  # fmt: skip
-_row("Sigmoid", "1 / (1 + exp(-a))", "(" + V("1") + " / (" + V("1") + " + kn::exp(-{0})))",
+_row("Sigmoid", "1 / (1 + exp(-a))", "kn::inv(" + V("1") + " + kn::exp(-{0}))",
      lambda a: (mul(apply("Sigmoid", a), apply("Sigmoid", neg(a))),), lambda t, a: t.sigmoid(a))  # fmt: skip
 _row("Softplus", "log(1 + exp(a)), never overflowing",
      "(kn::max_({0}, " + V("0") + ") + kn::log1p(kn::exp(-kn::abs({0}))))",
@@ -102,8 +106,7 @@ _row("Sqrt", "square root; its derivative at 0 is taken as 0, so that norms have
 _row("Rsqrt", "1 / sqrt(a)", "kn::rsqrt({0})", lambda a: (mul(-0.5, div(apply("Rsqrt", a), a)),),
      lambda t, a: t.rsqrt(a), (POSITIVE,))  # fmt: skip
 _row("Rsqrt0", "1 / sqrt(a), and 0 at 0 (twice the derivative of the square root)",
-     "kn::select(kn::eq({0}, " + V("0") + "), " + V("0") + ", kn::rsqrt({0}))",
-     lambda a: (mul(-0.5, power(apply("Rsqrt0", a), 3)),),
+     "kn::rsqrt0({0})", lambda a: (mul(-0.5, power(apply("Rsqrt0", a), 3)),),
      lambda t, a: t.where(a == 0, t.zeros_like(a), t.rsqrt(t.where(a == 0, t.ones_like(a), a))), (POSITIVE,), ())  # fmt: skip
 
 # --- trigonometry ---------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from .graph import PAIR, I, Node, P, const, make, topological
-from .ops import OPS, apply, broadcast, concat, div, mul, neg, total
+from .ops import OPS, add, apply, broadcast, concat, div, mul, neg, sub, total
 
 
 def simplify(root: Node) -> Node:
-    """Scalars pulled out of sums over components, and exponentials brought to base 2 where that absorbs a factor."""
+    """Scalars pulled out of sums over components, exponentials brought to base 2 where that absorbs a factor, and
+    logarithms no more accurate than what is added to them."""
     new: dict[Node, Node] = {}
     for node in topological(root):
         args = tuple(new[a] for a in node.args)
@@ -89,7 +90,51 @@ def _scaled(a: Node, factor: float, depth: int = 8) -> Node | None:
     return None
 
 
-_RULES = {"Sum": _sum_of_product, "Exp": _exp_to_exp2}
+def _sum_with_number(a: Node, b: Node) -> Node | None:
+    return _beside_number(add, a, b)
+
+
+def _difference_with_number(a: Node, b: Node) -> Node | None:
+    return _beside_number(sub, a, b)
+
+
+def _beside_number(op: Callable[[Node, Node], Node], a: Node, b: Node) -> Node | None:
+    """A logarithm beside a number of its size need not be accurate where it is near 0."""
+    if a.value is not None:
+        term = _rough(b, abs(a.value))
+        return None if term is None else op(a, term)
+    if b.value is not None:
+        term = _rough(a, abs(b.value))
+        return None if term is None else op(term, b)
+    return None
+
+
+#: A logarithm -> the same with an error of 2^-22 of 1 + |log|.
+_ROUGH: dict[str, Callable[[Node], Node]] = {
+    "Log": lambda a: apply("LogTerm", a),
+    "Log1p": lambda a: apply("LogTermOfNormal", add(1.0, a)),
+}
+
+
+def _rough(a: Node, size: float) -> Node | None:
+    """``a``, a logarithm of pairs or a multiple of one, as a term of a sum with a number of that size."""
+    if a.op == "Neg":
+        term = _rough(a.args[0], size)
+        return None if term is None else neg(term)
+    if a.op == "Mul":
+        for c, t in (a.args, a.args[::-1]):
+            if c.value:
+                term = _rough(t, size / abs(c.value))
+                return None if term is None else mul(c, term)
+    return _ROUGH[a.op](*a.args) if a.op in _ROUGH and a.kind == PAIR and size >= 1 else None
+
+
+_RULES: dict[str, Callable[..., Node | None]] = {
+    "Sum": _sum_of_product,
+    "Exp": _exp_to_exp2,
+    "Add": _sum_with_number,
+    "Sub": _difference_with_number,
+}
 
 
 def row_factor(root: Node) -> tuple[Node | None, Node]:

@@ -171,12 +171,16 @@ def _harmonic(x: Node, y: Node, periodicity: Number) -> Node:
     return apply("Cos", mul(math.pi, apply("Sqrt", _scaled_sqdist(x, y, periodicity))))
 
 
-def _piecewise_polynomial(x: Node, y: Node, length_scale: Number, q: int) -> Node:
-    """Wendland's functions (Rasmussen and Williams 2006, equation 4.21)."""
+def wendland(x: Node, y: Node, length_scale: Number, q: int, features: int | None = None) -> Node:
+    """Wendland's functions (Rasmussen and Williams 2006, equation 4.21), positive definite in up to so many features.
+
+    Args:
+        features: None for those of the points.
+    """
     if q not in (0, 1, 2, 3):
         raise ValueError(f"q must be 0, 1, 2 or 3; got {q!r}")
     r = apply("Sqrt", _scaled_sqdist(x, y, length_scale))
-    j = x.dim // 2 + q + 1
+    j = (x.dim if features is None else features) // 2 + q + 1
     polynomial = {
         0: (1.0,),
         1: (j + 1, 1.0),
@@ -242,7 +246,7 @@ KERNELS: dict[str, Row] = {
             {**_SCALE, "nu": 1.5}, static=("nu",)),
         Row("laplace", _laplace, "exp(-Σ|x - y|/length_scale)", _SCALE),
         Row("harmonic", _harmonic, "cos(π d/periodicity); positive definite for one feature", {"periodicity": 1.0}),
-        Row("piecewise_polynomial", _piecewise_polynomial,
+        Row("piecewise_polynomial", wendland,
             "(1 - r)₊^(j+q) times a polynomial of degree q of r = d/length_scale, j = ⌊D/2⌋ + q + 1; 0 from r = 1 on",
             {**_SCALE, "q": 2}, static=("q",)),
         Row("weighted_linear", lambda x, y, variance: _dot(mul(x, variance), y), "Σ variance x y", {"variance": 1.0}),

@@ -56,7 +56,7 @@ def squares(x: Tensor, y: Tensor) -> Tensor:
 def case(name: str, d: int, e: int = 1) -> Case:
     x, y, b = var(CAT_I, 0, d), var(CAT_J, 1, d), var(CAT_J, 2, e)
     s = mul(1 / d, apply("SqDist", x, y))
-    dot = add(1.0, mul(1 / d, total(mul(x, y))))
+    dot, r = add(1.0, mul(1 / d, total(mul(x, y)))), apply("Extract", x, params=(0, 1))
 
     def of(k: Node) -> Plan:
         return make_plan("Sum", mul(k, b))
@@ -76,6 +76,15 @@ def case(name: str, d: int, e: int = 1) -> Case:
         "polynomial": lambda: (of(mul(dot, dot)), lambda x, y, b: (1 + x @ y.T / d) ** 2 @ b),
         "gradient": lambda: (make_plan("Sum", mul(mul(apply("Exp", neg(s)), b), sub(x, y))),
                              lambda x, y, b: differences(torch.exp(-squares(x, y) / d) * b[:, 0], x, y)),
+        "value and gradient": lambda: (
+            make_plan("Sum", apply("Concat", (f := mul(apply("Exp", neg(s)), b)), mul(f, sub(y, x))), first=1),
+            lambda x, y, b: torch.cat([(w := torch.exp(-squares(x, y) / d) * b[:, 0]).sum(1, keepdim=True),
+                                       -differences(w, x, y)], 1)),
+        "gradient by columns": lambda: (
+            make_plan("Sum", apply("Concat", mul(mul(apply("Exp", neg(s)), b), mul(r, sub(x, y))),
+                                   mul(apply("Exp", neg(s)), b))),
+            lambda x, y, b: torch.cat([x[:, :1] * differences(w := torch.exp(-squares(x, y) / d) * b[:, 0], x, y),
+                                       w.sum(1, keepdim=True)], 1)),
         "laplacian's gradient": lambda: (
             make_plan("Sum", mul(mul(apply("Exp", neg(apply("Sqrt", s))), b), sub(x, y))), None),
     }[name]()  # fmt: skip
@@ -95,7 +104,8 @@ def run(c: Case, tensors: list, batch: tuple[int, ...] = ()) -> tuple[Tensor, li
     survey = torch.zeros(launch.survey, dtype=torch.uint8)
     launch.submit(launch._words(tensors, steps), results, survey.data_ptr())
     step = launch.survey_step
-    return results[0], [int(survey[k : k + step].view(torch.int32)[5]) for k in range(0, launch.survey, step)]
+    whole = torch.cat(results, -1) if c.plan.first else results[0]
+    return whole, [int(survey[k : k + step].view(torch.int32)[5]) for k in range(0, launch.survey, step)]
 
 
 def data(c: Case, m: int, n: int, offset: float = 0.0) -> list[Tensor]:
@@ -114,6 +124,7 @@ CASES = [
     case("gaussian", 150, 9),
     case("laplacian", 16), case("laplacian", 40, 5), case("soft minimum", 5), case("soft minimum", 16),
     case("softmax", 20, 2), case("polynomial", 20), case("gradient", 16),
+    case("gradient", 3), case("value and gradient", 3), case("gradient by columns", 3), case("value and gradient", 20),
 ]  # fmt: skip
 
 
@@ -125,6 +136,35 @@ def test_values(c: Case) -> None:
             tensors = data(c, m, n, offset)
             got, modes = run(c, tensors)
             assert modes == [NEAR if c.name == "laplacian" else EXACT] and error(got, c, tensors) < 2e-6
+
+
+@pytest.mark.parametrize("c", [case("gaussian", 3, 9), case("gaussian", 40, 5), case("laplacian", 16, 5)], ids=str)
+def test_rows_whose_values_grow(c: Case) -> None:
+    """Rows of tiny values until the last columns bring some that are millions of times as large."""
+    far, spread = {3: (2.2, 0.2), 40: (2.2, 1.0)}[c.d] if c.name == "gaussian" else (18.0, 20.0)
+    x, y, b = data(c, 130, 300)
+    x, y = far + spread * x, spread * y - far
+    y[160:] += 2 * far
+    got, modes = run(c, [x, y, b])
+    assert modes != [PLAIN]
+    want, early = (c.dense(x.double(), y[:k].double(), b[:k].double()) for k in (300, 160))
+    assert (early.norm(dim=1) / want.norm(dim=1)).median() < 1e-6
+    assert ((got.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 2e-5
+    got, modes = run(c, [x, y.flip(0), b.flip(0)])  # and the other way round
+    assert error(got, c, [x, y, b]) < 2e-6
+
+
+def test_right_hand_sides_of_very_different_sizes() -> None:
+    c = case("gaussian", 3, 9)
+    x, y, b = data(c, 130, 300)
+    b = b * torch.logspace(-30, 30, 9)
+    b[128:256, 0] *= 1e-6
+    b[:, 4] = 0
+    got, _ = run(c, [x, y, b])
+    want = c.dense(x.double(), y.double(), b.double())
+    assert (got[:, 4] == 0).all()
+    keep = torch.arange(9) != 4
+    assert ((got.double() - want).norm(dim=0) / want.norm(dim=0))[keep].max() < 2e-6
 
 
 def test_exponentials_by_polynomials() -> None:

@@ -117,8 +117,28 @@ def test_two_results() -> None:
     assert form is not None and not form.wide
     assert "FIRST = 1;" in emit_matrix(plan, form)
     wide = mul(apply("Exp", neg(S)), var(CAT_J, 2, 8))
-    assert matrix_form(make_plan("Sum", wide)) is not None
-    assert matrix_form(make_plan("Sum", wide, first=3)) is None, "its kernel writes one result"
+    for first in (0, 3):
+        plan = make_plan("Sum", wide, first=first)
+        form = matrix_form(plan)
+        assert form is not None and form.wide and f"FIRST = {first or 8};" in emit_matrix(plan, form)
+
+
+def test_values_with_differences_share_the_weights() -> None:
+    """A value and its gradient by x: right-hand sides b and b y, of which b weighs both; by y: b is the last."""
+    x, y, squares = points(3)
+    f = mul(apply("Exp", neg(squares)), B)
+    form = matrix_form(make_plan("Sum", apply("Concat", f, mul(mul(f, -2.0), sub(x, y))), first=1))
+    assert form is not None and form.pure and form.rhs is not None
+    assert (form.rhs.moment, form.rhs.at, form.rhs.weight, form.rhs.weight_at, form.rhs.count) == (1, 1, B, 0, 4)
+    form = matrix_form(make_plan("Sum", apply("Concat", mul(f, sub(y, x)), f)))
+    assert form is not None and form.rhs is not None
+    assert (form.rhs.moment, form.rhs.at, form.rhs.weight, form.rhs.weight_at, form.rhs.count) == (-1, 0, B, 3, 4)
+    other = mul(apply("Exp", neg(squares)), var(CAT_J, 6, 1))
+    form = matrix_form(make_plan("Sum", apply("Concat", mul(f, sub(y, x)), other)))
+    assert form is not None and form.rhs is not None and (form.rhs.weight_at, form.rhs.count) == (4, 5)
+    different = mul(apply("Exp", neg(mul(2.0, squares))), B)
+    assert matrix_form(make_plan("Sum", apply("Concat", mul(f, sub(y, x)), different))) is None
+    assert matrix_form(make_plan("Sum", mul(f, mul(sub(y, x), sub(y, x))))) is None
 
 
 LEAVES = (var(CAT_J, 2, 1), var(CAT_SCALAR, 3, 1), var(CAT_P, 4, 1), var(CAT_I, 5, 1), const(0.7), const(-1.0))
@@ -143,6 +163,9 @@ def random_plan(seed: int) -> Plan:
     for _ in range(r.randint(0, 2)):
         vectors = [var(CAT_J, 6, 4), sub(x, y), var(CAT_J, 7, 2)] if root.dim == 1 else []
         root = mul(root, r.choice([*LEAVES, *vectors]))
+    if r.random() < 0.3:  # a value and a derivative in one pass
+        weighted = mul(apply("Exp", exponent), r.choice(LEAVES))
+        root = apply("Concat", *r.sample([root, mul(weighted, sub(x, y)), weighted], 2))
     return make_plan(core, root)
 
 
@@ -159,7 +182,7 @@ def evaluate(root: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
 def test_forms_mean_what_their_formulas_mean() -> None:
     """For one pair: the form's terms and epilogue, with slope · sum for the sum, against the formula itself."""
     slopes = 0
-    for seed in range(1500):
+    for seed in range(1800):
         plan = random_plan(seed)
         form = matrix_form(plan)
         if form is None:
@@ -178,8 +201,15 @@ def test_forms_mean_what_their_formulas_mean() -> None:
             total_ = total_ * evaluate(form.exponent, slots)
         got = [evaluate(root, {**slots, SUM: total_}) for root in form.program.pair]
         if form.wide:
-            assert form.rhs is not None
-            got[0] = got[0] * (form.moment * difference if form.moment else evaluate(form.rhs, values))
+            rhs = form.rhs
+            assert rhs is not None
+            columns = evaluate(rhs.columns, values).clone()
+            if rhs.moment:
+                assert rhs.weight is not None
+                columns[rhs.at : rhs.at + form.length] = rhs.moment * difference * evaluate(rhs.weight, values)
+                if rhs.weight_at < columns.numel():
+                    torch.testing.assert_close(columns[[rhs.weight_at]], evaluate(rhs.weight, values))
+            got[0] = got[0] * columns
         if form.program.factor is not None:
             got[0] = got[0] * evaluate(form.program.factor, slots)
         for found, root in zip(got, plan.roots):
@@ -190,12 +220,14 @@ def test_forms_mean_what_their_formulas_mean() -> None:
 
 def test_wide_results() -> None:
     form = matrix_form(gaussian(20, 16))
-    assert form is not None and form.wide and form.moment == 0 and form.rhs is not None and form.rhs.dim == 16
-    form = matrix_form(gradient(20))
-    assert form is not None and form.wide and form.moment == 1 and form.rhs is form.right
+    assert form is not None and form.rhs is not None and form.rhs.moment == 0 and form.rhs.count == 16
+    for d in (3, 20):
+        form = matrix_form(gradient(d))
+        assert form is not None and form.rhs is not None
+        assert form.rhs.moment == 1 and form.rhs.weight is B and form.rhs.count == d + 1
     form = matrix_form(gaussian(20, 3))
     assert form is not None and not form.wide
-    assert matrix_form(gradient(3)) is None  # a few components are summed pair by pair
+    assert matrix_form(gradient(2)) is None  # a few components are summed pair by pair
 
 
 def of_core(core: str, d: int, e: int) -> Plan:
@@ -226,7 +258,7 @@ def test_schedules_cover_the_work_and_fit(core: str, d: int, e: int, m: int, n: 
     assert s.blocks == s.row_blocks * s.splits * s.pieces * batch
     assert s.shared <= device.shared - RESERVED and s.per_multiprocessor * s.shared <= device.shared
     assert s.steps * s.chunks * 16 >= (3 * d + 6 if s.tight else d)
-    assert s.width * s.pieces >= (plan.dim + bool(form.moment) if form.wide else plan.dim)
+    assert s.width * s.pieces >= (form.rhs.count if form.rhs else plan.dim)
     assert s.groups == (name == "sm_90" and not s.tight)
     if s.chunks > 1:
         assert s.sub == 16  # a tile is finished as a whole

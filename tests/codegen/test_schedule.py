@@ -47,6 +47,8 @@ def any_facts(draw: st.DrawFn) -> Facts:
         stored=draw(st.integers(0, 300)),
         slow=draw(st.booleans()),
         row_by_component=draw(st.booleans()),
+        special=draw(st.integers(2, 5)),
+        powers=draw(st.integers(0, 2)),
     )
 
 
@@ -73,7 +75,10 @@ def test_invariants(f: Facts, m: int, n: int, batch: int, itemsize: int, device:
     tile = s.shared - (queues if s.list == "registers" else 0)
     assert s.shared <= device.shared and s.cols_in_memory == (tile == 0)
     if not s.cols_in_memory:
-        assert tile == s.tile * (f.n_col | 1) * itemsize
+        assert tile == s.tiles * s.tile * (f.n_col | 1) * itemsize
+        assert s.tiles == 1 or tile * module.ROOM_FOR <= device.shared
+    assert s.tiles == 1 or not (s.cols_in_memory or s.list)
+    assert 0 <= s.plain <= s.rows * s.cols // 2 and (s.plain == 0 or f.powers > 0 and itemsize == 4)
     assert s.cols_in_memory or s.packed_cols == 0
     assert not s.cols_in_memory or s.packed_cols >= batch * n * f.n_col
     # registers are indexed by constants only

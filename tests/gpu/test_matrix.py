@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernops.autograd import reduce as differentiable_reduce
 from kernops.backends import cuda
 from kernops.backends.launch import Launch
 from kernops.codegen import matrix_schedule as schedules
@@ -115,7 +116,7 @@ def scaled_softmax(d: int, e: int) -> Problem:
 PROBLEMS = [
     *(gaussian(d, e) for d in (2, 3, 5, 8, 11, 12, 16, 31, 64, 128, 129, 200, 513) for e in (1, 3)),
     *(gaussian(d, e) for d in (3, 11, 16, 64, 128, 300) for e in (4, 16, 33, 70, 300)),
-    *(gradient(d) for d in (8, 16, 64, 200)), *(laplacian(d, e) for d in (16, 64, 200) for e in (1, 16)),
+    *(gradient(d) for d in (3, 8, 16, 64, 200)), *(laplacian(d, e) for d in (16, 64, 200) for e in (1, 16)),
     *(with_gamma(d, e) for d in (3, 40) for e in (1, 5)), *(shifted(d) for d in (3, 30)), logsumexp(40), logsumexp(300),
     *(soft_minimum(d) for d in (20, 64)),
     scaled_softmax(16, 1), scaled_softmax(64, 3), of_dot(100, lambda s: apply("Exp", s), torch.exp),
@@ -213,6 +214,56 @@ def test_rows_of_tiny_values_keep_their_accuracy(d: int, e: int) -> None:
     scale = dense(p, [*values[:2], values[2].abs()])[0]
     assert want.abs().median() < 1e-12
     assert ((got - want).abs() / scale).max() < 2e-5  # exponents of 90 in float32: 90 * 2^-23 at best
+
+
+@pytest.mark.parametrize("p", [gaussian(3, 9), gaussian(40, 5), gaussian(64, 16), laplacian(16, 5)], ids=str)
+def test_rows_whose_values_grow(p: Problem) -> None:
+    """Rows of tiny values until the last columns bring some that are millions of times as large."""
+    d = p.cats[0][1]
+    far, spread = (2.2, 0.2 if d == 3 else 1.0) if p.name.startswith("gaussian") else (18.0, 20.0)
+    x, y, b = inputs(p, 500, 3000, torch.float32)
+    if far == 18.0:
+        x, y = x / d**0.5, y / d**0.5  # whose formula does not divide by D
+        far /= d**0.5
+    x, y = far + spread * x, spread * y - far
+    y[1600:] += 2 * far
+    assert modes(p, [x, y, b], 500, 3000) != [PLAIN]
+    got, want, early = run(p, [x, y, b], 500, 3000)[0], dense(p, [x, y, b])[0], dense(p, [x, y[:1600], b[:1600]])[0]
+    assert (early.norm(dim=1) / want.norm(dim=1)).median() < 1e-6
+    # float32's exponents of some tens, of points far from the mean, are what limits both
+    assert ((got.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-4
+    assert error(got, want) < 1e-5 and error(run(p, [x, y.flip(0), b.flip(0)], 500, 3000)[0], want) < 1e-5
+
+
+@pytest.mark.parametrize("p", [gaussian(3, 9), gaussian(64, 9)], ids=str)
+def test_right_hand_sides_of_very_different_sizes(p: Problem) -> None:
+    x, y, b = inputs(p, 300, 2000, torch.float32)
+    b *= torch.logspace(-30, 30, 9, device="cuda")
+    b[128:256, 0] *= 1e-6
+    b[:, 4] = 0
+    got, want = run(p, [x, y, b], 300, 2000)[0], dense(p, [x, y, b])[0]
+    assert (got[:, 4] == 0).all()
+    keep = torch.arange(9, device="cuda") != 4
+    assert ((got.double() - want).norm(dim=0) / want.norm(dim=0))[keep].max() < 2e-6
+
+
+@pytest.mark.parametrize("d", [2, 3, 16])
+def test_values_and_gradients_of_many_pairs(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes on matrix units, of which one has two results, against float64 torch for some rows and columns."""
+    monkeypatch.undo()
+    n, g = 20_000, torch.Generator("cuda").manual_seed(0)
+    x, y, b, up = (torch.randn(n, dim, generator=g, device="cuda") for dim in (d, d, 1, 1))
+    some = [t.requires_grad_() for t in (x, y, b)]
+    (value,) = differentiable_reduce(gaussian(d).plan, some, n, n, "cuda")
+    value.backward(up)
+    x64, y64, b64, up64 = (t.detach().double() for t in (x, y, b, up))
+    w = torch.exp(-sqdist(x64[:300, None], y64).squeeze(-1) / d) * b64[:, 0]
+    assert error(value[:300].detach(), w.sum(1, keepdim=True)) < 2e-6
+    assert x.grad is not None and y.grad is not None and b.grad is not None
+    assert error(x.grad[:300], -2 / d * up64[:300] * (x64[:300] * w.sum(1, keepdim=True) - w @ y64)) < 2e-6
+    w = torch.exp(-sqdist(y64[:300, None], x64).squeeze(-1) / d) * up64[:, 0]
+    assert error(b.grad[:300], w.sum(1, keepdim=True)) < 2e-6
+    assert error(y.grad[:300], -2 / d * b64[:300] * (y64[:300] * w.sum(1, keepdim=True) - w @ x64)) < 2e-6
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

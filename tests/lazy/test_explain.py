@@ -106,7 +106,7 @@ def test_the_pruned_search():
 
 
 @pytest.mark.parametrize(("d", "e", "bound"), [(3, 1, "exponential unit"), (64, 1, "matrix unit"),
-                                               (64, 16, "matrix unit"), (3, 16, "matrix unit")])  # fmt: skip
+                                               (64, 16, "matrix unit"), (3, 16, "exponential unit")])  # fmt: skip
 def test_sums_on_matrix_units(d, e, bound):
     names = [f"X = Vi({d})", f"Y = Vj({d})", f"B = Vj({e})"]
     gaussian = Genred("Exp(-SqDist(X,Y)) * B", names, axis=1)

@@ -124,14 +124,14 @@ def tile(p: Problem) -> Told:
         schedule=_lines(s),
         reasons=tuple(_reasons(p, f, s, device)),
         rates=rates,
-        work=gpu_work(p.plan, f, s.rows, p.itemsize),
+        work=gpu_work(p.plan, f, s.rows, p.itemsize, s.plain / (s.rows * s.cols)),
         compiled=lambda: registers_of(instantiate.source(p.plan, s, p.itemsize, int(p.batch > 1)), device.arch),
         values=asdict(s),
     )
 
 
 def _lines(s: Schedule) -> Lines:
-    columns = f"{s.tile}, {s.shared:,} bytes of shared memory"
+    columns = f"{s.tile}, {count(s.tiles, 'tile')} at a time, {s.shared:,} bytes of shared memory"
     columns = "from global scratch, packed before" if s.cols_in_memory else columns
     lines = [
         ("kernels", ", ".join(f"kn_{name}" for name in instantiate.kernels(s))),
@@ -141,6 +141,7 @@ def _lines(s: Schedule) -> Lines:
         ("row terms", "in global scratch, packed before" if s.rows_in_memory else "in registers"),
         ("components at a time", f"{s.chunk}, in {s.chunks} passes" if s.chunks > 1 else str(s.chunk)),
         ("list of a row", _LISTS[s.list]),
+        ("powers of 2", f"of {s.plain} of {s.rows * s.cols} pairs by the plain cores" if s.plain else ""),
         ("splits of the columns", f"{s.splits}, of {s.span:,} columns"),
         ("blocks", f"{s.blocks:,}"),
         ("scratch", f"{s.scratch:,} numbers of partial results" if s.scratch else ""),
@@ -160,6 +161,11 @@ def _reasons(p: Problem, f: Facts, s: Schedule, device: Device) -> list[str]:
                     "multiprocessors evenly; a second kernel merges the partial results in a fixed order")  # fmt: skip
     else:
         said.append(f"no split: {blocks:,} blocks for {device.multiprocessors} multiprocessors, or few columns")
+    if s.plain:
+        said.append(
+            f"powers of 2 of {count(s.plain, 'pair')} of {s.rows * s.cols} by a polynomial: the exponential unit, with "
+            f"{f.special} results for each pair, would take longer than the plain cores"
+        )
     if s.rows_in_memory:
         said.append(f"row terms in memory: {f.n_row} numbers a row are too many for registers")
     if s.cols_in_memory:

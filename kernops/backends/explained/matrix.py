@@ -39,8 +39,8 @@ def _work(p: Problem, form: Form, s: MatrixSchedule) -> dict[str, float]:
     summed = 3 if form.square else 2  # instructions of a component that ``plain`` counts
     rest = max(1, plain(p.plan) - summed * form.length - (p.plan.dim - 1 if form.wide else 0))
     products = 16 * s.steps * s.chunks * (1 if s.tight else 3)
-    second = 2 * 3 * s.width if form.wide else 0  # numbers of 32 bits at half the rate
-    exps = special(p.plan) * (0.75 if s.soft else 1)
+    second = 3 * s.width if form.wide else 0
+    exps = special(p.plan) * (1 - s.soft / 32)
     return {EXP: exps * s.pieces, FMA: rest * s.pieces, MATRIX: (products + second) * s.pieces}
 
 
@@ -75,7 +75,7 @@ def _reasons(form: Form, s: MatrixSchedule) -> list[str]:
     if s.soft:
         said.append("every fourth exponential is a polynomial: the exponential unit is what the kernel waits for")
     if form.wide:
-        said.append("the right-hand sides are a second product, of the kernel's values in two numbers of 11 bits each")
+        said.append("the right-hand sides are a second product, of the kernel's values in two halves each")
     if form.exponent is not None:
         said.append("the sum is an exponent: its error is bounded by the norms, which a survey of the data looks at")
     elif form.square:

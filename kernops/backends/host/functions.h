@@ -99,8 +99,30 @@ KN_INSTRUCTION(round, f32, KN_ROUNDING("ps") " $8,", by_lane<float>(a, [](float 
 KN_INSTRUCTION(round, f64, KN_ROUNDING("pd") " $8,", by_lane<double>(a, [](double x) { return round(x); }))
 
 template <class V>
+KN_FN V inv(V a) {
+    return splat<V>(1) / a;
+}
+template <class V>
 KN_FN V rsqrt(V a) {
     return splat<V>(1) / sqrt(a);
+}
+/// 1 / sqrt(a), and 0 at 0.
+template <class V>
+KN_FN V rsqrt0(V a) {
+    return select(eq(a, splat<V>(0)), splat<V>(0), rsqrt(a));
+}
+// What GPUs compute faster where an argument or the use of the result allows it.
+template <class V>
+KN_FN V exp2_of_negative(V a) {
+    return exp2(a);
+}
+template <class V>
+KN_FN V log_of_term(V a) {
+    return log(a);
+}
+template <class V>
+KN_FN V log_of_normal_term(V a) {
+    return log(a);
 }
 /// -1, 0 or 1; 0 for NaN, as torch has it.
 template <class V>
@@ -119,7 +141,7 @@ KN_FN V mod(V a, V b) {
 template <int n, class V>
 KN_FN V powi(const V& a) {
     if constexpr (n < 0) {
-        return splat<V>(1) / powi<-n>(a);
+        return inv(powi<-n>(a));
     } else if constexpr (n == 0) {
         return splat<V>(1);
     } else if constexpr (n == 1) {

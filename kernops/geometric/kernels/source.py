@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 #: The headers of this source, beside math.cuh.
-HEADERS = ("rows.cuh", "segments.cuh", "sort.cuh", "frustum.cuh", "splat.cuh")
+HEADERS = ("numbers.cuh", "rows.cuh", "segments.cuh", "sort.cuh", "frustum.cuh", "splat.cuh")
 #: Names of torch's dtypes -> the type in memory, the type to compute with, bytes of each.
 TYPES = {
     "float16": ("kn::Half", "float", 2, 4), "bfloat16": ("kn::Bfloat", "float", 2, 4),

@@ -36,7 +36,7 @@ _KERNELS = Path(cuda.__file__).parents[2] / "cuda"
 _HEADERS = (
     "math.cuh",
     *geometric.HEADERS,
-    *(name for name in HEADERS if name != "math.cuh"),
+    *(name for name in HEADERS if name not in ("math.cuh", *geometric.HEADERS)),
     *nearest.HEADERS,
     *MATRIX_HEADERS,
 )
@@ -50,13 +50,13 @@ _PTX = {
 
 #: Header, PTX in it, and the same in C++, for sums on matrix units.
 _MATRIX_PTX = (
-    ("math.cuh", 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));', "r = exp2f(a);"),
-    ("math.cuh", 'asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));', "r = sqrtf(a);"),
+    ("math.cuh", 'asm(instruction " %0, %1;" : "=f"(r) : "f"(a));  ', "r = emulated_unit(instruction, a);"),
+    ("math.cuh", 'asm("div.full.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));', "r = a / b;"),
     ("halves.cuh", 'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));', "const _Float16 g = x; memcpy(&h, &g, 2);"),
     ("halves.cuh", 'asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(h)));',
      "const unsigned short b = h; _Float16 g; memcpy(&g, &b, 2); x = g;"),
-    ("halves.cuh", 'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));',
-     "r = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;"),
+    *(("halves.cuh", f'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"({to}) : "f"(b), "f"(a));',
+       f"{to} = half_of(b) << 16 | half_of(a);") for to in ("high", "low")),
     ("matrix.cuh", 'asm volatile("" ::: "memory");', ""),
 )  # fmt: skip
 
@@ -110,8 +110,8 @@ def _headers() -> dict[str, str]:
     """The headers, by name, in C++."""
     texts = {name: (_KERNELS / name).read_text(encoding="utf-8") for name in _HEADERS}
     for ptx, text in _PTX.items():
-        assert ptx in texts["rows.cuh"], f"rows.cuh no longer has {ptx}"
-        texts["rows.cuh"] = texts["rows.cuh"].replace(ptx, text)
+        assert ptx in texts["numbers.cuh"], f"numbers.cuh no longer has {ptx}"
+        texts["numbers.cuh"] = texts["numbers.cuh"].replace(ptx, text)
     for name, ptx, text in _MATRIX_PTX:
         assert ptx in texts[name], f"{name} no longer has {ptx}"
         texts[name] = texts[name].replace(ptx, text)

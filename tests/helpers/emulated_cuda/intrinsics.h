@@ -121,10 +121,22 @@ static inline unsigned __float_as_uint(float number) { return emulated_bits<unsi
 static inline unsigned __umulhi(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<emulated::Bits>(a) * b >> 32);
 }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 static inline int __popc(unsigned a) { return __builtin_popcount(a); }
 static inline int __ffs(unsigned a) { return __builtin_ffs(static_cast<int>(a)); }
 static inline float __int_as_float(int bits) { return emulated_bits<float>(bits); }
 static inline int __float_as_int(float number) { return emulated_bits<int>(number); }
+/// An instruction of the unit of special functions, by its name.
+static inline float emulated_unit(const char* instruction, float a) {
+    switch (instruction[0]) {
+        case 'e': return exp2f(a);
+        case 'l': return log2f(a);
+        case 's': return sqrtf(a);
+    }
+    return instruction[1] == 'c' ? 1 / a : 1 / sqrtf(a);  // rcp, rsqrt
+}
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline int __ffsll(unsigned long long a) { return __builtin_ffsll(static_cast<long long>(a)); }
 static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }

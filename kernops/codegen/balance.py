@@ -1,0 +1,37 @@
+"""How a GPU's exponential unit and its plain cores share the powers of 2 of a formula, so that none waits.
+
+The unit delivers 16 results a cycle in each multiprocessor. A formula with two of its functions for each pair, such as
+exp(-|x - y|), keeps it busy longer than all else does the plain cores. These can compute powers of 2, too, by a
+polynomial (``plain_exp2`` in ``cuda/math.cuh``); for how many of a thread's pairs they do is chosen here.
+"""
+
+from __future__ import annotations
+
+from .facts import Facts
+from .floors import EXP, FMA, PLAIN_POWER, gpu
+
+#: Instructions of a pair besides those of its formula: reads of the tile, and the loop.
+OVERHEAD = 0.8
+#: Most slots of a column with which a thread evaluates one pair after the other (``Packs`` in cuda/data.cuh).
+FEW_SLOTS = 8
+
+
+def plain_pairs(f: Facts, pairs: int, instructions: float, arch: tuple[int, int]) -> int:
+    """Of so many pairs that a thread folds at a time, those whose powers of 2 the plain cores compute.
+
+    Args:
+        f: facts of a plan in float32.
+        pairs: of a thread at a time.
+        instructions: of a pair, the update of its state included, and those of the exponential unit.
+        arch: the GPU's compute capability.
+    """
+    if not f.powers or f.n_col > FEW_SLOTS:
+        return 0
+    rates = gpu(arch).per_cycle
+
+    def cycles(plain: int) -> float:
+        """Of a multiprocessor, for a pair: those of the unit that takes longer."""
+        share = plain / pairs * f.powers
+        return max((f.special - share) / rates[EXP], (instructions + OVERHEAD + PLAIN_POWER * share) / rates[FMA])
+
+    return min(range(pairs // 2 + 1), key=cycles)

@@ -1,0 +1,85 @@
+"""What is known of signs, and the rewrites that depend on what a term stands beside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernops import formula as _fill_the_table  # noqa: F401
+from kernops.formula import signs
+from kernops.formula.graph import CAT_I, CAT_J, CAT_SCALAR, Node, topological, var
+from kernops.formula.ops import OPS, add, apply, div, lowered, mul, neg, sub
+from kernops.formula.signs import sign_of
+from kernops.formula.simplify import simplify
+
+X, Y, S = var(CAT_I, 0, 3), var(CAT_J, 1, 3), var(CAT_SCALAR, 2, 1)
+D = lowered(apply("SqDist", X, Y))
+
+
+def _values(name: str) -> torch.Tensor:
+    low, high = OPS[name].domain[0] if OPS[name].domain else (-2.0, 2.0)
+    some = torch.linspace(low, high, 401, dtype=torch.float64)
+    return torch.cat((some, torch.tensor([0.0, -0.0], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("name", sorted(signs._NEVER_NEGATIVE))
+def test_ops_that_are_never_negative(name: str) -> None:
+    op = OPS[name]
+    assert op.arity <= 2
+    a, b = _values(name), _values(name).flip(0)
+    if op.scalar:
+        value = op.ref(torch, *(a, b)[: op.arity])
+        assert not (value < 0).any()
+
+
+@pytest.mark.parametrize("name", sorted(signs._LIKE_THEIR_ARGUMENT))
+def test_ops_that_have_their_arguments_sign(name: str) -> None:
+    op = OPS[name]
+    assert op.arity == 1
+    if op.scalar:
+        a = _values(name)
+        value = op.ref(torch, a)
+        assert not (value[a >= 0] < 0).any() and not (value[a <= 0] > 0).any()
+
+
+@pytest.mark.parametrize(
+    ("node", "want"),
+    [
+        (D, 1), (neg(D), -1), (mul(-0.5, D), -1), (mul(S, D), 0), (mul(mul(-2.0, D), apply("Sqrt", D)), -1),
+        (add(1.0, D), 1), (sub(D, 1.0), 0), (sub(-1.0, D), -1), (div(D, -2.0), -1), (div(-2.0, D), 0), (X, 0),
+        (neg(apply("Abs", X)), -1), (apply("PowInt", X, params=(4,)), 1), (apply("PowInt", X, params=(3,)), 0),
+    ],
+)  # fmt: skip
+def test_signs(node: Node, want: int) -> None:
+    assert sign_of(node) == want
+
+
+def test_signs_of_deep_formulas_are_not_looked_for() -> None:
+    deep = D
+    for _ in range(50):
+        deep = add(deep, mul(deep, deep))
+    assert sign_of(deep) == 0  # and not after 3^50 steps
+
+
+def ops_of(node: Node) -> set[str]:
+    return {n.op for n in topological(simplify(lowered(node)))}
+
+
+@pytest.mark.parametrize(
+    ("node", "rough"),
+    [
+        (sub(1.0, apply("Log1p", D)), "LogTermOfNormal"), (add(apply("Log1p", D), 1.0), "LogTermOfNormal"),
+        (sub(apply("Log", add(1.0, D)), 2.0), "LogTerm"), (add(3.0, mul(-3.0, apply("Log1p", D))), "LogTermOfNormal"),
+        (add(0.9, apply("Log1p", D)), None), (add(1.0, mul(1.5, apply("Log1p", D))), None),
+        (apply("Log1p", D), None), (mul(2.0, apply("Log1p", D)), None),
+        (sub(1.0, apply("Log1p", apply("SqNorm2", X))), None),
+        (add(S, apply("Log1p", D)), None), (sub(1.0, apply("Sqrt", apply("Log1p", D))), None),
+    ],
+)  # fmt: skip
+def test_logarithms_beside_numbers_of_their_size(node: Node, rough: str | None) -> None:
+    """Only where their error is small against what they are added to, and only for pairs."""
+    found = ops_of(node) & {"Log", "Log1p", "LogTerm", "LogTermOfNormal"}
+    if rough is None:
+        assert not found & {"LogTerm", "LogTermOfNormal"}
+    else:
+        assert found == {rough}
