@@ -107,6 +107,8 @@ class KernopsLinearOperator(LinearOperator):
             return tuple(grads)
         if left_vecs.ndim == 1:
             left_vecs, right_vecs = left_vecs[:, None], right_vecs[:, None]
+        if torch.is_grad_enabled():  # autograd's ``create_graph``: these gradients are to be differentiated themselves
+            return differentiable_derivative(self, left_vecs, right_vecs)
         sources = self.layout.sources
         wanted = [k for k, s in enumerate(sources) if isinstance(s, int) and needed[s]]
         with torch.no_grad():
@@ -242,6 +244,16 @@ class KernopsLinearOperator(LinearOperator):
         if isinstance(other, RootLinearOperator):  # without the decompositions of ``add_low_rank``
             return SumLinearOperator(self, other)
         return super().__add__(other)
+
+
+def differentiable_derivative(matrix: LinearOperator, left: Tensor, right: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of Σ leftᵀ A right by what A is represented by, as a function of that and of both vectors."""
+    # By names of their own: ``left`` and ``right`` may be made of the same tensors, and are held fixed here.
+    own = [t.view_as(t) for t in matrix.representation()]
+    wanted = [t for t in own if t.requires_grad]
+    value = (left * matrix.representation_tree()(*own)._matmul(right)).sum()
+    found = iter(torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True))
+    return tuple(next(found) if t.requires_grad else None for t in own)
 
 
 def as_ours(matrix: Any) -> KernopsLinearOperator | None:

@@ -113,7 +113,7 @@ def test_a_sum_over_a_large_batch():
 def test_several_tasks_are_a_kronecker_product():
     kernel = pair(COMPOSED["several tasks"][0])[0]
     matrix = kernel(X).evaluate_kernel()
-    assert type(matrix) is KroneckerProductLinearOperator
+    assert isinstance(matrix, KroneckerProductLinearOperator)
     assert any(isinstance(part, ours.KernopsLinearOperator) for part in matrix.linear_ops)
 
 
