@@ -8,6 +8,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 
@@ -21,8 +22,26 @@ from .operator import KernopsLinearOperator, as_ours
 Tensor = torch.Tensor
 
 
+class LazyMatrix(LazyEvaluatedKernelTensor):
+    """What calling a kernel returns: points and a kernel, evaluated where it is needed.
+
+    Its elementwise product with another, ``k(x).mul(tasks(i))``, is that of the evaluated matrices. GPyTorch's own has
+    approximations of both by low rank in it, above ``max_cholesky_size``, unless one of them is dense.
+    """
+
+    def _mul_matrix(self, other: Any) -> LinearOperator:
+        return _product(self.evaluate_kernel(), _evaluated(other))
+
+
 class Composable(gpytorch.kernels.Kernel):
     """A kernel of GPyTorch whose sums and products with others are ours: those that never make a matrix dense."""
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        """As GPyTorch's: a lazy matrix, or with ``diag=True`` a tensor."""
+        out = super().__call__(*args, **params)
+        if type(out) is not LazyEvaluatedKernelTensor:
+            return out
+        return LazyMatrix(out.x1, out.x2, kernel=out.kernel, last_dim_is_batch=out.last_dim_is_batch, **out.params)
 
     def __add__(self, other: gpytorch.kernels.Kernel) -> AdditiveKernel:
         return AdditiveKernel(*_parts(self, gpytorch.kernels.AdditiveKernel, other))

@@ -117,6 +117,23 @@ def test_several_tasks_are_a_kronecker_product():
     assert any(isinstance(part, ours.KernopsLinearOperator) for part in matrix.linear_ops)
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_products_of_matrices_above_the_limit_for_decompositions(swap):
+    """``k(x).mul(tasks(i))``, as GPyTorch's examples write it, is exact where linear_operator's are of low rank."""
+    x, tasks = rand(40, 2, seed=6), torch.arange(40)[:, None] % 3
+    kernels: list[tuple[Any, Tensor]] = [(ours.RBFKernel(), x), (ours.IndexKernel(num_tasks=3, rank=2), tasks)]
+    a, b = (k.double()(t) for k, t in (reversed(kernels) if swap else kernels))
+    rhs = rand(40, 2, seed=7)
+    settings = gpytorch.settings
+    with settings.max_cholesky_size(5), settings.max_root_decomposition_size(5):
+        products = a.mul(b), a * b
+        for product in products:
+            assert isinstance(product, ours.KernopsLinearOperator)
+            torch.testing.assert_close(product @ rhs, (a.to_dense() * b.to_dense()) @ rhs)
+    new = ours.RBFKernel().double()(x[:7], x)
+    torch.testing.assert_close((new * new) @ rhs, new.to_dense() ** 2 @ rhs)
+
+
 def test_operators_with_a_diagonal():
     """Elementwise products with diagonal matrices, and operators of kernops with noise."""
     operator = KernelOperator(RBF(0.7) + White(0.2), X)
