@@ -87,7 +87,7 @@ class AdditiveKernel(_OfMany, gpytorch.kernels.AdditiveKernel):
 class ProductKernel(_OfMany, gpytorch.kernels.ProductKernel):
     """The product of kernels. Ours are one formula, with others of low rank: ``LinearKernel`` and ``IndexKernel``.
 
-    The product with a kernel that makes a dense matrix is dense.
+    The product with a kernel that makes a dense matrix, or one of a rank above 128, is dense.
 
     Args:
         kernels: ours and GPyTorch's.
@@ -112,7 +112,9 @@ def _product(a: LinearOperator, b: LinearOperator) -> LinearOperator:
     mine, other = as_ours(a), as_ours(b)
     if mine is not None and other is not None:
         return mine * other
-    if a.shape[-1] == a.shape[-2]:
+    if isinstance(b, KernopsLinearOperator):
+        a, b = b, a  # so that ours, whose products are exact, multiplies
+    if isinstance(a, KernopsLinearOperator) or a.shape[-1] == a.shape[-2]:
         return a * b
     return to_linear_operator(a.to_dense() * b.to_dense())  # linear_operator's products are of square matrices
 

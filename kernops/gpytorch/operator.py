@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from linear_operator import LinearOperator
-from linear_operator.operators import DiagLinearOperator, RootLinearOperator, SumLinearOperator
+from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, RootLinearOperator, SumLinearOperator
 
 from ..formula.graph import CAT_I, CAT_J
 from ..kernels.kernel import as_parameter
@@ -236,7 +236,9 @@ class KernopsLinearOperator(LinearOperator):
         if isinstance(other, DiagLinearOperator):
             return DiagLinearOperator(self._diagonal() * other._diagonal())
         mine = as_ours(other)
-        return super()._mul_matrix(other) if mine is None else self.of(self.operator * mine.operator)
+        if mine is None:  # exact, where linear_operator would take approximations of both by low rank
+            return DenseLinearOperator(self.to_dense() * other.to_dense())
+        return self.of(self.operator * mine.operator)
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, KernopsLinearOperator) and other.matrix_shape == self.matrix_shape:
