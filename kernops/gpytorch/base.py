@@ -8,6 +8,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 
@@ -21,8 +22,26 @@ from .operator import KernopsLinearOperator, as_ours
 Tensor = torch.Tensor
 
 
+class LazyMatrix(LazyEvaluatedKernelTensor):
+    """What calling a kernel returns: points and a kernel, evaluated where it is needed.
+
+    Its elementwise product with another, ``k(x).mul(tasks(i))``, is that of the evaluated matrices. GPyTorch's own has
+    approximations of both by low rank in it, above ``max_cholesky_size``, unless one of them is dense.
+    """
+
+    def _mul_matrix(self, other: Any) -> LinearOperator:
+        return _product(self.evaluate_kernel(), _evaluated(other))
+
+
 class Composable(gpytorch.kernels.Kernel):
     """A kernel of GPyTorch whose sums and products with others are ours: those that never make a matrix dense."""
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        """As GPyTorch's: a lazy matrix, or with ``diag=True`` a tensor."""
+        out = super().__call__(*args, **params)
+        if type(out) is not LazyEvaluatedKernelTensor:
+            return out
+        return LazyMatrix(out.x1, out.x2, kernel=out.kernel, last_dim_is_batch=out.last_dim_is_batch, **out.params)
 
     def __add__(self, other: gpytorch.kernels.Kernel) -> AdditiveKernel:
         return AdditiveKernel(*_parts(self, gpytorch.kernels.AdditiveKernel, other))
@@ -68,7 +87,7 @@ class AdditiveKernel(_OfMany, gpytorch.kernels.AdditiveKernel):
 class ProductKernel(_OfMany, gpytorch.kernels.ProductKernel):
     """The product of kernels. Ours are one formula, with others of low rank: ``LinearKernel`` and ``IndexKernel``.
 
-    The product with a kernel that makes a dense matrix is dense.
+    The product with a kernel that makes a dense matrix, or one of a rank above 128, is dense.
 
     Args:
         kernels: ours and GPyTorch's.
@@ -93,7 +112,9 @@ def _product(a: LinearOperator, b: LinearOperator) -> LinearOperator:
     mine, other = as_ours(a), as_ours(b)
     if mine is not None and other is not None:
         return mine * other
-    if a.shape[-1] == a.shape[-2]:
+    if isinstance(b, KernopsLinearOperator):
+        a, b = b, a  # so that ours, whose products are exact, multiplies
+    if isinstance(a, KernopsLinearOperator) or a.shape[-1] == a.shape[-2]:
         return a * b
     return to_linear_operator(a.to_dense() * b.to_dense())  # linear_operator's products are of square matrices
 

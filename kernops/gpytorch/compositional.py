@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+from typing import Any
+
 import gpytorch
+import torch
 
 from .base import Composable
+from .tasks import of_tasks
+
+Tensor = torch.Tensor
 
 
 class ScaleKernel(Composable, gpytorch.kernels.ScaleKernel):
@@ -26,6 +34,10 @@ class MultitaskKernel(Composable, gpytorch.kernels.MultitaskKernel):
         kwargs: ``batch_shape, active_dims``.
     """
 
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The matrix of points and tasks, tasks within points, as an operator; with ``diag`` its diagonal."""
+        return of_tasks(super().forward(x1, x2, diag=diag, **params))
+
 
 class LCMKernel(Composable, gpytorch.kernels.LCMKernel):
     """The linear model of coregionalisation: a sum of multi-task kernels.
@@ -33,6 +45,11 @@ class LCMKernel(Composable, gpytorch.kernels.LCMKernel):
     Args:
         base_kernels, num_tasks, rank, task_covar_prior: those of GPyTorch's.
     """
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: Any) -> Any:
+        """The matrix of points and tasks, tasks within points, as an operator; with ``diag`` its diagonal."""
+        parts = [of_tasks(part.forward(x1, x2, **params)) for part in self.covar_module_list]
+        return reduce(operator.add, parts)
 
 
 class IndexKernel(Composable, gpytorch.kernels.IndexKernel):

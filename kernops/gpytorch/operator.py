@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from linear_operator import LinearOperator
-from linear_operator.operators import DiagLinearOperator, RootLinearOperator, SumLinearOperator
+from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, RootLinearOperator, SumLinearOperator
 
 from ..formula.graph import CAT_I, CAT_J
 from ..kernels.kernel import as_parameter
@@ -107,6 +107,8 @@ class KernopsLinearOperator(LinearOperator):
             return tuple(grads)
         if left_vecs.ndim == 1:
             left_vecs, right_vecs = left_vecs[:, None], right_vecs[:, None]
+        if torch.is_grad_enabled():  # autograd's ``create_graph``: these gradients are to be differentiated themselves
+            return differentiable_derivative(self, left_vecs, right_vecs)
         sources = self.layout.sources
         wanted = [k for k, s in enumerate(sources) if isinstance(s, int) and needed[s]]
         with torch.no_grad():
@@ -234,7 +236,9 @@ class KernopsLinearOperator(LinearOperator):
         if isinstance(other, DiagLinearOperator):
             return DiagLinearOperator(self._diagonal() * other._diagonal())
         mine = as_ours(other)
-        return super()._mul_matrix(other) if mine is None else self.of(self.operator * mine.operator)
+        if mine is None:  # exact, where linear_operator would take approximations of both by low rank
+            return DenseLinearOperator(self.to_dense() * other.to_dense())
+        return self.of(self.operator * mine.operator)
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, KernopsLinearOperator) and other.matrix_shape == self.matrix_shape:
@@ -242,6 +246,16 @@ class KernopsLinearOperator(LinearOperator):
         if isinstance(other, RootLinearOperator):  # without the decompositions of ``add_low_rank``
             return SumLinearOperator(self, other)
         return super().__add__(other)
+
+
+def differentiable_derivative(matrix: LinearOperator, left: Tensor, right: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of Σ leftᵀ A right by what A is represented by, as a function of that and of both vectors."""
+    # By names of their own: ``left`` and ``right`` may be made of the same tensors, and are held fixed here.
+    own = [t.view_as(t) for t in matrix.representation()]
+    wanted = [t for t in own if t.requires_grad]
+    value = (left * matrix.representation_tree()(*own)._matmul(right)).sum()
+    found = iter(torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True))
+    return tuple(next(found) if t.requires_grad else None for t in own)
 
 
 def as_ours(matrix: Any) -> KernopsLinearOperator | None:

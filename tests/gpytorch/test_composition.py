@@ -12,6 +12,7 @@ import torch
 from linear_operator.operators import DiagLinearOperator, KroneckerProductLinearOperator, LinearOperator
 
 from kernops import gpytorch as ours
+from kernops.gpytorch.factors import MOST_FACTORS
 from kernops.kernels import RBF, White
 from kernops.operators import KernelOperator
 from tests.helpers.backends import need
@@ -113,8 +114,36 @@ def test_a_sum_over_a_large_batch():
 def test_several_tasks_are_a_kronecker_product():
     kernel = pair(COMPOSED["several tasks"][0])[0]
     matrix = kernel(X).evaluate_kernel()
-    assert type(matrix) is KroneckerProductLinearOperator
+    assert isinstance(matrix, KroneckerProductLinearOperator)
     assert any(isinstance(part, ours.KernopsLinearOperator) for part in matrix.linear_ops)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_products_of_matrices_above_the_limit_for_decompositions(swap):
+    """``k(x).mul(tasks(i))``, as GPyTorch's examples write it, is exact where linear_operator's are of low rank."""
+    x, tasks = rand(40, 2, seed=6), torch.arange(40)[:, None] % 3
+    kernels: list[tuple[Any, Tensor]] = [(ours.RBFKernel(), x), (ours.IndexKernel(num_tasks=3, rank=2), tasks)]
+    a, b = (k.double()(t) for k, t in (reversed(kernels) if swap else kernels))
+    rhs = rand(40, 2, seed=7)
+    settings = gpytorch.settings
+    with settings.max_cholesky_size(5), settings.max_root_decomposition_size(5):
+        products = a.mul(b), a * b
+        for product in products:
+            assert isinstance(product, ours.KernopsLinearOperator)
+            torch.testing.assert_close(product @ rhs, (a.to_dense() * b.to_dense()) @ rhs)
+    new = ours.RBFKernel().double()(x[:7], x)
+    torch.testing.assert_close((new * new) @ rhs, new.to_dense() ** 2 @ rhs)
+
+
+def test_products_with_a_matrix_of_high_rank():
+    """Exact as well, though dense."""
+    x = rand(40, MOST_FACTORS + 3, seed=6)
+    kernel = (ours.LinearKernel(active_dims=range(2, MOST_FACTORS + 3)) * ours.RBFKernel(active_dims=[0, 1])).double()
+    linear, smooth = (k(x).to_dense() for k in kernel.kernels)
+    rhs = rand(40, 2, seed=7)
+    with gpytorch.settings.max_cholesky_size(5), gpytorch.settings.max_root_decomposition_size(5):
+        for product in (kernel(x), kernel.kernels[0](x) * kernel.kernels[1](x), kernel.kernels[1](x) * linear):
+            torch.testing.assert_close(product @ rhs, (linear * smooth) @ rhs)
 
 
 def test_operators_with_a_diagonal():
