@@ -11,7 +11,7 @@ import importlib.util
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 Row = dict[str, Any]
 _DIGEST = "<!-- shows {} -->\n"
@@ -30,6 +30,7 @@ class Curve:
 class Chart:
     """A picture of curves with logarithmic axes."""
 
+    scale: ClassVar[str] = "log"
     title: str
     x: str
     y: str
@@ -38,6 +39,13 @@ class Chart:
     @property
     def digest(self) -> str:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Calibration(Chart):
+    """A picture of curves with plain axes."""
+
+    scale: ClassVar[str] = "linear"
 
 
 def _curve(name: str, rows: Iterable[Row], x: str, y: str, dashed: bool = False) -> Curve:
@@ -92,7 +100,8 @@ def svg(chart: Chart) -> str:
 
     with matplotlib.rc_context({"svg.hashsalt": "kernops", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-        axes = figure.add_subplot(title=chart.title, xlabel=chart.x, ylabel=chart.y, xscale="log", yscale="log")
+        axes = figure.add_subplot(title=chart.title, xlabel=chart.x, ylabel=chart.y)
+        axes.set(xscale=chart.scale, yscale=chart.scale)
         for curve in chart.curves:
             style = {"linestyle": "--", "color": "gray"} if curve.dashed else {"marker": "o", "markersize": 3.5}
             axes.plot(*zip(*curve.points), label=curve.name, linewidth=1.2, **style)

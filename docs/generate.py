@@ -13,6 +13,7 @@ from _api import api_page  # noqa: E402
 from _benchmarks import figures, goals_page, suite_page  # noqa: E402
 from _charts import Chart, can_draw, shows, svg  # noqa: E402
 from _compat import compatibility_page  # noqa: E402
+from _gallery import flights_figures, flights_page  # noqa: E402
 from _tables import environment_page, kernels_page, ops_page, reductions_page  # noqa: E402
 
 from kernops.bench.goals import GOALS  # noqa: E402
@@ -26,6 +27,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/environment.md": environment_page,
     "reference/api.md": api_page,
     "compatibility.md": compatibility_page,
+    "gallery/flights.md": flights_page,
     **{f"benchmarks/{name}.md": (lambda name=name: suite_page(name)) for name in SUITES},
     **{f"benchmarks/goals-{device}.md": (lambda device=device: goals_page(device)) for device in GOALS},
 }
@@ -33,7 +35,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def charts() -> dict[str, Chart]:
     """Figure -> what it shows."""
-    return {f"benchmarks/{file}": chart for device in GOALS for file, chart in figures(device).items()}
+    goals = {f"benchmarks/{file}": chart for device in GOALS for file, chart in figures(device).items()}
+    return {**goals, **{f"gallery/{file}": chart for file, chart in flights_figures().items()}}
 
 
 def outdated() -> list[str]:

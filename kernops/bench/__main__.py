@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..formula.plan import ALGORITHMS
-from . import all_command, goals, report, splat_command
+from . import all_command, goals, gp_command, report, splat_command
 from .cases import CASES
 from .machine import environment
 from .measure import PROBES, measure
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
         _common(sub)
     _common(commands.add_parser("overhead", help="the cost of a call on ten points"))
     splat_command.add(commands, _names)
+    gp_command.add(commands, _names, _numbers)
     all_command.add(commands, _names, PEERS)
     suite = commands.add_parser("suite", help="run the benchmarks of a page of the documentation")
     suite.add_argument("name", choices=tuple(SUITES))
@@ -134,9 +135,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     device = _device(options)
     found = environment(device)
     rows: list[dict[str, Any]] = []
-    if options.command == "splat":
-        rows += splat_command.run(options, device, _say)
-    for config in _configs(options, device) if options.command != "splat" else ():
+    own = {"splat": splat_command.run, "gp": gp_command.run}.get(options.command)
+    if own is not None:
+        rows += own(options, device, _say)
+    for config in _configs(options, device) if own is None else ():
         if options.command == "overhead":
             rows += measure_overhead(config, PEERS if options.peer is None else options.peer, options.repeats, _say)
         else:

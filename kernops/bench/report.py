@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .cases import CASES
+from .gp import TASKS
 from .machine import describe
 from .splat import SETTINGS
 
@@ -95,6 +96,38 @@ SPLAT_COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
+def _number(name: str, form: str = ".1e") -> Callable[[Row], str]:
+    return lambda row: format(row[name], form) if row.get(name) is not None else "–"
+
+
+#: The same for Gaussian processes.
+GP_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "points": COLUMNS["points"],
+    "D": COLUMNS["D"],
+    "by": COLUMNS["by"],
+    "time": COLUMNS["time"],
+    "ratio": COLUMNS["ratio"],
+    "rank": _number("rank", "d"),
+    "iterations": _number("iterations", "d"),
+    "residual": _number("residual"),
+    "loss": _number("loss", ".5f"),
+    "error of the loss": _number("loss_error"),
+    "error of the mean": _number("mean_error"),
+    "error of the std, at worst": _number("std_error"),
+    "RMSE, minutes": _number("rmse", ".2f"),
+    "inside 90 %": lambda row: f"{100 * row['coverage']:.1f} %" if "coverage" in row else "–",
+    "peak memory": COLUMNS["peak memory"],
+    "note": COLUMNS["note"],
+}
+
+
+def _gp_title(config: Row) -> str:
+    parts = [f"gp {config['task']}", config["dtype"], config["device"]]
+    parts += [f"{config['probes']} probes"] if config["task"] == "likelihood" else [f"{config['queries']:,} new points"]
+    parts += [f"tolerance {config['tol']:g}"] if config["task"] in ("likelihood", "predict") else []
+    return f"{', '.join(parts)}: {TASKS[config['task']]}"
+
+
 def _is_splat(row: Row) -> bool:
     return row["config"]["case"] == "splat"
 
@@ -113,6 +146,8 @@ def title(result: Row) -> str:
     """What a table is about."""
     if _is_splat(result["results"][0]):
         return _splat_title(result["results"][0])
+    if result["results"][0]["config"]["case"] == "gp":
+        return _gp_title(result["results"][0]["config"])
     if "goal" in result:
         return f"{result['goal']['key']}: {_problem(result['results'][0]['config'])}"
     config = result["results"][0]["config"]
@@ -136,7 +171,7 @@ def _gradients(config: dict[str, Any]) -> str:
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     """The table, without columns in which there is nothing to read."""
-    columns = SPLAT_COLUMNS if _is_splat(rows[0]) else COLUMNS
+    columns = {"splat": SPLAT_COLUMNS, "gp": GP_COLUMNS}.get(rows[0]["config"]["case"], COLUMNS)
     table = [list(columns)] + [[text(row) for text in columns.values()] for row in rows]
     keep = [k for k in range(len(columns)) if any(line[k] not in ("", "–") for line in table[1:])]
     if table[0][1] == "D" and len({line[1] for line in table[1:]}) == 1:  # one dimension, which the title tells

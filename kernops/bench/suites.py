@@ -45,4 +45,18 @@ SUITES: dict[str, tuple[str, ...]] = {
         "splat --setting bevdet59 --device cpu --budget 10",
         "splat --setting bevdet59 --backward --device cpu --budget 10 --no-probes",
     ),
+    "gp-cuda": (
+        "gp likelihood --n 20000,100000 --device cuda",
+        "gp likelihood --n 50000 --d 9 --device cuda",
+        "gp likelihood --n 20000 --d 32 --device cuda",
+        "gp likelihood --n 1000000 --device cuda --peer none --budget 1",
+        "gp predict --n 20000,100000 --tol 0.001 --device cuda --budget 1",
+        "gp predict --n 50000 --d 9 --tol 0.001 --device cuda --budget 1",
+        "gp predict --n 20000 --d 32 --tol 0.001 --device cuda --budget 1",
+    ),
+    "gp-cpu": (
+        "gp likelihood --n 5000 --device cpu --budget 10",
+        "gp regressor --n 2000,20000 --queries 1000 --device cpu --budget 10",
+        "gp ridge --n 10000,100000 --device cpu --budget 10",
+    ),
 }

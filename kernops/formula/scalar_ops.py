@@ -54,7 +54,7 @@ def _none(*args):
 _row("Add", "a + b", "({0} + {1})", lambda a, b: (1.0, 1.0), lambda t, a, b: a + b, (ANY, ANY), ())
 _row("Sub", "a - b", "({0} - {1})", lambda a, b: (1.0, -1.0), lambda t, a, b: a - b, (ANY, ANY), (), ("Subtract",))
 _row("Mul", "a · b", "({0} * {1})", lambda a, b: (b, a), lambda t, a, b: a * b, (ANY, ANY), (), ("Mult",))
-_row("Div", "a / b", "({0} / {1})", lambda a, b: (_inv(b), neg(div(a, power(b, 2)))),
+_row("Div", "a / b", "({0} / {1})", lambda a, b: (_inv(b), neg(div(div(a, b), b))),
      lambda t, a, b: a / b, (ANY, POSITIVE), (), ("Divide",))  # fmt: skip
 _row("Neg", "-a", "(-{0})", lambda a: (-1.0,), lambda t, a: -a, methods=(), aliases=("Minus",))
 _row("Inv", "1 / a", "kn::inv({0})", lambda a: (neg(power(a, -2)),), lambda t, a: 1 / a, (POSITIVE,),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from .graph import PAIR, I, Node, P, const, make, topological
+from .graph import PAIR, I, J, Node, P, const, make, topological
 from .ops import OPS, add, apply, broadcast, concat, div, mul, neg, sub, total
 
 
@@ -90,8 +90,9 @@ def _scaled(a: Node, factor: float, depth: int = 8) -> Node | None:
     return None
 
 
-def _sum_with_number(a: Node, b: Node) -> Node | None:
-    return _beside_number(add, a, b)
+def _sum(a: Node, b: Node) -> Node | None:
+    found = _beside_number(add, a, b)
+    return _common_factor(a, b) if found is None else found
 
 
 def _difference_with_number(a: Node, b: Node) -> Node | None:
@@ -129,10 +130,48 @@ def _rough(a: Node, size: float) -> Node | None:
     return _ROUGH[a.op](*a.args) if a.op in _ROUGH and a.kind == PAIR and size >= 1 else None
 
 
+def _common_factor(a: Node, b: Node) -> Node | None:
+    """f · s ± f · t = f · (s ± t) for a factor f that is computed per pair, where s and t are not.
+
+    So the derivatives of a distance by what both of its points are divided by become one: of (x / l - y / l), which is
+    there already. ``row_factor`` then takes the division by l out of the sum.
+    """
+    minus, f, s = _bare(a)[0], *_pair_and_other(_bare(a)[1])
+    plus, g, t = _bare(b)[0], *_pair_and_other(_bare(b)[1])
+    if f is None or g is None or s is None or t is None:
+        return None
+    (of_f, f), (of_s, s), (of_g, g), (of_t, t) = map(_bare, (f, s, g, t))
+    if f is not g or s.dim != t.dim:
+        return None
+    minus, plus = minus ^ of_f ^ of_s, plus ^ of_g ^ of_t
+    divisor = s.args[1] if s.op == t.op == "Div" and s.args[1] is t.args[1] else None
+    if divisor is not None:
+        s, t = s.args[0], t.args[0]
+    if minus != plus and s.kind == J:  # rows first, as in a distance
+        s, t, minus, plus = t, s, plus, minus
+    out = sub(s, t) if minus != plus else add(s, t)
+    out = mul(f, out if divisor is None else div(out, divisor))
+    return neg(out) if minus else out
+
+
+def _bare(a: Node) -> tuple[bool, Node]:
+    """Whether ``a`` is a negative, and of what."""
+    return (True, a.args[0]) if a.op == "Neg" else (False, a)
+
+
+def _pair_and_other(a: Node) -> tuple[Node | None, Node | None]:
+    """The factors of a product of which one depends on the pair and the other does not."""
+    if a.op == "Mul":
+        for f, s in (a.args, a.args[::-1]):
+            if f.kind == PAIR and s.kind != PAIR and s.value is None:
+                return f, s
+    return None, None
+
+
 _RULES: dict[str, Callable[..., Node | None]] = {
     "Sum": _sum_of_product,
     "Exp": _exp_to_exp2,
-    "Add": _sum_with_number,
+    "Add": _sum,
     "Sub": _difference_with_number,
 }
 

@@ -124,7 +124,7 @@ class KernelOperator(LinearOperator):
     # --- products -------------------------------------------------------------------------------------------------
     def _matmul(self, v: Tensor) -> Tensor:
         out = self._kernel_product(v)
-        return out if self.added is None else out + self.added[..., None] * v
+        return out if self.added is None else torch.addcmul(out, self.added[..., None], v)
 
     def _kernel_product(self, v: Tensor) -> Tensor:
         width = v.shape[-1]
@@ -173,6 +173,20 @@ class KernelOperator(LinearOperator):
             own = self.added.expand(*index.shape, self.shape[-1]).gather(-1, index[..., None])
             out = out.scatter_add(-1, index[..., None], own)
         return out
+
+    def _columns(self, index: Tensor) -> Tensor:
+        return self._entries(torch.arange(self.shape[-2], device=self.device), index)
+
+    def _principal(self, index: Tensor) -> Tensor:
+        return self._entries(index, index)
+
+    def _entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The elements at these rows and columns, each computed once."""
+        out = self._like(_selected(self.lazy, rows, columns), (len(rows), len(columns)), None, False).to_dense()
+        if self.added is None:
+            return out.expand(*self.batch, len(rows), len(columns))
+        same = rows[:, None] == columns
+        return out + torch.where(same, self.added[..., rows, None], 0.0)
 
     def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
         from .structured import DiagonalOperator, SelectedOperator

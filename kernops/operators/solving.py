@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..solvers import (
     NotPositiveDefiniteError,
     NumericalWarning,
     Solution,
+    block_pivoted_cholesky,
     conjugate_gradients,
     implicit_solve,
     log_quadrature,
@@ -32,9 +34,10 @@ Tensor = torch.Tensor
 
 #: Up to this many rows a dense matrix is small, and Cholesky's decomposition both faster and more accurate.
 SMALL = 2000
-#: Rank of a preconditioner, where none is asked for: at least the first, and more for few points, where it costs little
-#: and makes determinants more accurate; the second is divided by the number of points.
-RANK, RANK_TIMES_POINTS = 100, 1_000_000
+#: Rank of a preconditioner, where none is asked for: at least the first. More for few points, where it costs little and
+#: makes determinants more accurate: the second divided by their number. And more for many, whose products cost so much
+#: more than a preconditioner does, on a processor above all: one for so many points, up to the last.
+RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_000_000, {"cpu": 50, "other": 200}, 500
 #: Most iterations of conjugate gradients whose Lanczos matrix is used.
 QUADRATURE = 200
 NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
@@ -78,7 +81,7 @@ class Report:
         converged: whether all are within the tolerance.
         reason: in words, why not; else "".
         jitter: what was added to the diagonal.
-        rank: of the preconditioner; 0 for none.
+        rank: of the preconditioner, as far as it was needed; 0 for none.
         standard_error: of a log-determinant (*B,), from the spread of the probes; None where it is exact.
     """
 
@@ -102,14 +105,20 @@ class Preconditioner:
         rank: how many columns its low-rank part has.
         matrix: the matrix P whose inverse it is.
         pivots: for pivoted Cholesky, the rows of the kernel in which P is exact, (*B, rank).
-        weights: for pivoted Cholesky, F with P = F (these rows) + D, (*B, N, rank).
+        low: for pivoted Cholesky, L with P = L Lᵀ + D, (*B, N, rank).
     """
 
     kind: str
     rank: int
     matrix: LowRankPlusDiagonal
     pivots: Tensor | None = None
-    weights: Tensor | None = None
+    low: Tensor | None = None
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """For pivoted Cholesky, F (*B, N, rank) with P = F (the rows of the pivots) + D."""
+        assert self.low is not None and self.pivots is not None
+        return _weights(self.low, self.pivots)
 
     def solve(self, r: Tensor) -> Tensor:
         """The product with vectors (*B, N, E)."""
@@ -119,22 +128,33 @@ class Preconditioner:
 Parts = tuple[Tensor, Tensor, "Tensor | None"]
 
 
-def _pivoted(kernel: LinearOperator, rank: int, generator: torch.Generator) -> Parts:
-    diagonal = kernel._diagonal()
-    low, pivots = pivoted_cholesky(kernel._row, diagonal, rank)
+def _pivoted(
+    kernel: LinearOperator, diagonal: Tensor, rank: int, enough: float, generator: torch.Generator
+) -> Parts:  # fmt: skip
+    if kernel.batch:
+        low, pivots = pivoted_cholesky(kernel._row, diagonal, rank)
+    else:
+        steps = kernel._columns, kernel._principal
+        low, pivots = block_pivoted_cholesky(*steps, diagonal, rank, generator, enough)
     left = (diagonal - low.square().sum(-1)).clamp(min=0.0).mean(-1)
     return low, left, pivots
 
 
-def _nystrom(kernel: LinearOperator, rank: int, generator: torch.Generator) -> Parts:
-    return *nystrom(kernel._matmul, kernel.shape[:-1], rank, kernel._diagonal(), generator), None
+def _nystrom(
+    kernel: LinearOperator, diagonal: Tensor, rank: int, enough: float, generator: torch.Generator
+) -> Parts:  # fmt: skip
+    return *nystrom(kernel._matmul, kernel.shape[:-1], rank, diagonal, generator), None
 
 
-#: Name -> (operator, rank, generator) -> (L, the level of what L Lᵀ lacks, the rows that it was made of).
-PRECONDITIONERS: dict[str, Callable[[LinearOperator, int, torch.Generator], Parts]] = {
+#: Name -> (operator, its diagonal, rank, trace of what may be left, generator) -> (L, the level of what L Lᵀ lacks, the
+#: rows that it was made of).
+PRECONDITIONERS: dict[str, Callable[[LinearOperator, Tensor, int, float, torch.Generator], Parts]] = {
     "pivoted_cholesky": _pivoted,
     "nystrom": _nystrom,
 }
+#: What a decomposition may leave of the kernel, as a share of the least diagonal that is added: more columns would
+#: change neither iterations nor determinants.
+ENOUGH = 1e-3
 
 
 @torch.no_grad()
@@ -145,10 +165,12 @@ def make_preconditioner(
 
     Args:
         operator: symmetric positive definite.
-        kind: ``"pivoted_cholesky"``, which evaluates ``rank`` rows of K, O(N rank) in all; or ``"nystrom"``, one
-            product of K with ``rank`` random vectors.
-        rank: columns of L; None for 100, or 10⁶/N where that is more. It is at most N.
-        seed: of the random vectors.
+        kind: ``"pivoted_cholesky"``, which evaluates ``rank`` columns of K, O(N rank) in all, with pivots that are
+            drawn many at a time (one by one for a batch); or ``"nystrom"``, one product of K with ``rank`` random
+            vectors.
+        rank: most columns of L; None for 100, or 10⁶/N, or up to 500 N/200, on a processor N/50, where these are more.
+            There are fewer where nothing that matters is left of K: beside D, or beside rounding.
+        seed: of what is random.
 
     Returns:
         The preconditioner; nothing is differentiated through it.
@@ -170,19 +192,27 @@ def make_preconditioner(
         assert diagonal is not None
         return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
     n = operator.shape[-1]
-    rank = min(max(RANK, RANK_TIMES_POINTS // max(n, 1)) if rank is None else rank, n)
+    rank = default_rank(n, operator.device) if rank is None else min(rank, n)
     generator = torch.Generator(operator.device).manual_seed(seed)
-    if not bool(torch.isfinite(kernel._diagonal()).all()):
+    own = kernel._diagonal()
+    enough = 0.0 if diagonal is None else ENOUGH * float(diagonal.min())
+    if not bool(torch.isfinite(own).all()):
         raise ValueError(NOT_FINITE)
-    low, left, pivots = PRECONDITIONERS[kind](kernel, rank, generator)
-    size = kernel._diagonal().abs().mean(-1)
+    low, left, pivots = PRECONDITIONERS[kind](kernel, own, rank, enough, generator)
+    size = own.abs().mean(-1)
     if not bool(torch.isfinite(low).all() & torch.isfinite(size).all()):
         raise ValueError(NOT_FINITE)
     floor = torch.where(size > 0, size, 1.0) * (10 * torch.finfo(operator.dtype).eps)
     rest = torch.zeros_like(left) if kind == "pivoted_cholesky" and diagonal is not None else left
     whole = rest[..., None] if diagonal is None else diagonal + rest[..., None]
     matrix = LowRankPlusDiagonal(low, torch.maximum(whole, floor[..., None]))
-    return Preconditioner(kind, rank, matrix, pivots, None if pivots is None else _weights(low, pivots))
+    return Preconditioner(kind, low.shape[-1], matrix, pivots, None if pivots is None else low)
+
+
+def default_rank(n: int, device: torch.device) -> int:
+    """The rank of a preconditioner for ``n`` rows, where none is asked for."""
+    each = POINTS_OF_RANK.get(device.type, POINTS_OF_RANK["other"])
+    return min(n, max(RANK, RANK_TIMES_POINTS // max(n, 1), min(n // each, MOST_RANK)))
 
 
 def _weights(low: Tensor, pivots: Tensor) -> Tensor:
@@ -403,8 +433,7 @@ class Likelihood(System):
             assert self.preconditioner is not None and self.preconditioner.pivots is not None
             kernel, diagonal = operator._split()
             assert kernel is not None
-            every = torch.arange(operator.shape[-1], device=operator.device)
-            found.append(kernel._block(every, self.preconditioner.pivots).to_dense())
+            found.append(kernel._columns(self.preconditioner.pivots))
             found += [] if diagonal is None else [diagonal]
         return found
 
@@ -419,7 +448,7 @@ class Likelihood(System):
         if not self.controlled:
             return []
         made = self.preconditioner
-        assert made is not None and made.weights is not None and made.pivots is not None
+        assert made is not None and made.pivots is not None
         f, mean = made.weights, 1 / w.shape[-1]
         along = f.mT @ w
         by_rows = made.solve(f) - mean * (w @ along.mT)

@@ -49,6 +49,9 @@ class DenseOperator(LinearOperator):
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
         return self.matrix[..., i, j]
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.matrix.index_select(-1, index)
+
     def to_dense(self) -> Tensor:
         return self.matrix
 
@@ -154,6 +157,12 @@ class SumOperator(_Composite):
     def _row(self, index: Tensor) -> Tensor:
         return _total(p._row(index) for p in self.parts)
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return _total(p._columns(index) for p in self.parts).expand(*self.shape[:-1], len(index))
+
+    def _principal(self, index: Tensor) -> Tensor:
+        return _total(p._principal(index) for p in self.parts).expand(*self.batch, len(index), len(index))
+
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
         return _total(p._elements(i, j) for p in self.parts)
 
@@ -222,6 +231,12 @@ class ScaledOperator(_Composite):
 
     def _row(self, index: Tensor) -> Tensor:
         return self._times(self.parts[0]._row(index), 1)
+
+    def _columns(self, index: Tensor) -> Tensor:
+        return self._times(self.parts[0]._columns(index), 2)
+
+    def _principal(self, index: Tensor) -> Tensor:
+        return self._times(self.parts[0]._principal(index), 2)
 
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
         return self._times(self.parts[0]._elements(i, j), 1)

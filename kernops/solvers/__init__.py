@@ -4,7 +4,7 @@ from .cg import Solution, conjugate_gradients
 from .eigen import Eigenpairs, largest_eigenpairs
 from .implicit import implicit_solve
 from .lanczos import Krylov, krylov, log_quadrature, root_product
-from .preconditioners import LowRankPlusDiagonal, nystrom, pivoted_cholesky
+from .preconditioners import LowRankPlusDiagonal, block_pivoted_cholesky, nystrom, pivoted_cholesky
 from .problems import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError, memory_for
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "NumericalWarning",
     "OutOfMemoryError",
     "Solution",
+    "block_pivoted_cholesky",
     "conjugate_gradients",
     "implicit_solve",
     "krylov",

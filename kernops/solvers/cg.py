@@ -23,6 +23,8 @@ NOT_FINITE = "the residual is not finite"
 LOSS = 0.5
 #: Least number of iterations between two computations of the true residual.
 RESTART = 20
+#: Products with the matrix that tell its norm, where a direction along which it is negative was met.
+POWERS = 3
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,11 @@ class _History:
 
 
 class _State:
-    """The iteration: x, its residual r, the direction p, and which columns are still going."""
+    """The iteration: x, its residual r, the direction p, and which columns are still going.
+
+    What decides about a column is a handful of numbers, the same ones for every iteration. They are brought to main
+    memory in one piece, the only wait for a device in an iteration, and looked at there.
+    """
 
     def __init__(
         self, matvec: Operator, b: Tensor, x0: Tensor | None, preconditioner: Operator, tol: float, history: int
@@ -168,14 +174,13 @@ class _State:
         self.scale = torch.where(length > 0, length, torch.ones_like(length))
         self.why = ""
         self.indefinite = False
-        self.largest = torch.zeros_like(length)  # the matrix's norm is at least this
         self.x = torch.zeros_like(b) if x0 is None else x0.clone()
         self.count = 0
         self.start(b.clone() if x0 is None else b - matvec(x0))
         self.first = self.rz
         self.history = _History(history, self.rz)
         #: The smallest true residual so far, and when it was found.
-        self.milestone, self.reached = self.relative, torch.zeros_like(self.going, dtype=torch.int64)
+        self.milestone, self.reached = self.seen, torch.zeros_like(self.seen, dtype=torch.int64)
 
     def start(self, r: Tensor) -> None:
         """Begin anew at x, whose residual is ``r``."""
@@ -184,88 +189,89 @@ class _State:
         self.p = self.z
         self.rz = dot(r, self.z)
         self.relative = norm(r) / self.scale
-        finite = torch.isfinite(self.relative)
-        self.going = (self.relative > self.tol) & finite
-        self.best = self.relative
-        self.since_best = torch.zeros_like(self.going, dtype=torch.int64)
+        self.going = self.relative > self.tol
+        self.best = self.seen = self.relative.cpu()
+        self.since_best = torch.zeros_like(self.seen, dtype=torch.int64)
         self.since_start = 0
-        self.active, broken = _any(self.going, ~finite)
-        if broken:
+        finite = bool(torch.isfinite(self.seen).all())
+        self.active = finite and bool((self.seen > self.tol).any())
+        if not finite:
             self.why = self.why or NOT_FINITE
 
     def refresh(self) -> Tensor:
         """Replace the recurrence's residual by the true one; returns it relative to b."""
         self.history.close()
         self.start(self.b - self.matvec(self.x))
-        better = self.relative < 0.9 * self.milestone
-        self.milestone = torch.where(better, self.relative, self.milestone)
+        better = self.seen < 0.9 * self.milestone
+        self.milestone = torch.where(better, self.seen, self.milestone)
         self.reached = torch.where(better, self.count, self.reached)
         return self.relative
 
     def step(self) -> None:
         ap = self.matvec(self.p)
         curvature = dot(self.p, ap)
-        positive = curvature > 0
-        negative = self.going & (curvature <= 0)
-        broken = self.going & curvature.isnan()
-        clearly = negative & self._beyond_rounding(curvature, ap)
-        self.going = self.going & positive
-        zero = torch.zeros_like(curvature)
-        alpha = torch.where(self.going, self.rz / torch.where(positive, curvature, zero + 1), zero)
-        self.x = self.x + _each(alpha, ap) * self.p
-        self.r = self.r - _each(alpha, ap) * ap
-        before = self.z
-        self.z = self.preconditioner(self.r)
+        before, self.going = self.going, self.going & (curvature > 0)
+        alpha = torch.where(self.going, self.rz / curvature, 0.0)
+        self.x.addcmul_(_each(alpha, ap), self.p)
+        self.r = torch.addcmul(self.r, _each(alpha, ap), ap, value=-1)
+        z, self.z = self.z, self.preconditioner(self.r)
         rz = dot(self.r, self.z)
-        beta = torch.where(self.going, rz / torch.where(self.rz > 0, self.rz, zero + 1), zero)
         # Successive residuals are orthogonal, in the preconditioner's scalar product, until rounding takes over.
-        lost = dot(self.r, before).abs() > LOSS * rz.abs()
-        self.p = self.z + _each(beta, ap) * self.p
+        overlap = dot(self.r, z)
+        beta = torch.where(self.going & (self.rz > 0), rz / self.rz, 0.0)
+        self.p = torch.addcmul(self.z, _each(beta, ap), direction := self.p)
         self.rz = rz
         self.relative = norm(self.r) / self.scale
+        facts = torch.stack([before.to(rz.dtype), curvature, rz, overlap, self.relative.to(rz.dtype)]).cpu()
+        self.going = self.going & (self.relative > self.tol)
         self.count += 1
         self.since_start += 1
         self.history.add(alpha, beta)
-        self._retire(broken, negative, clearly, lost)
+        self._judge(facts, direction)
 
-    def _beyond_rounding(self, curvature: Tensor, ap: Tensor) -> Tensor:
-        """Where p·Ap is too negative for a rounded zero."""
-        square = dot(self.p, self.p)
-        self.largest = torch.maximum(self.largest, (norm(ap) / square.sqrt()).nan_to_num(0.0).to(ap.dtype))
-        rounding = 10 * self.b.shape[-2] ** 0.5 * torch.finfo(ap.dtype).eps
-        return curvature < -rounding * self.largest * square
+    def _judge(self, facts: Tensor, direction: Tensor) -> None:
+        """Look at an iteration's numbers: (5, *B, E) in main memory."""
+        before, curvature, rz, overlap, relative = facts
+        asked = before > 0
+        negative = asked & (curvature <= 0)
+        if bool((asked & curvature.isnan()).any()):
+            self.why = NOT_FINITE
+        elif bool(negative.any()):
+            self.why = "the matrix is not positive definite to the accuracy of its dtype"
+            if bool((negative & (curvature < -self._rounding(direction))).any()):
+                self.why, self.indefinite = "the matrix is not positive definite", True
+        self.seen = relative.to(self.seen.dtype)
+        going = asked & (curvature > 0) & (self.seen > self.tol)
+        tired = going & self._tired()
+        if bool(tired.any()):
+            self.why = self.why or f"no progress in {PATIENCE} iterations"
+            going = going & ~tired
+            self.going = self.going & ~tired.to(self.going.device)
+        self.active = bool(going.any())
+        lost = going & (overlap.abs() > LOSS * rz.abs())
+        if self.since_start >= RESTART and bool(lost.any()):
+            self.refresh()
 
-    def _retire(self, broken: Tensor, negative: Tensor, clearly: Tensor, lost: Tensor) -> None:
-        better = self.relative < self.best
-        self.best = torch.minimum(self.best, self.relative)
+    def _tired(self) -> Tensor:
+        """Which columns have not come nearer for long."""
+        better = self.seen < self.best
+        self.best = torch.minimum(self.best, self.seen)
         self.since_best = torch.where(better, 0, self.since_best + 1)
         stuck = self.since_best >= PATIENCE
         if self.since_start == self.count:  # the milestone was never tested
-            late = torch.zeros_like(stuck)
-        else:
-            late = self.count - self.reached >= 2 * PATIENCE
-        self.going = self.going & (self.relative > self.tol)
-        tired = self.going & (stuck | late)
-        self.going = self.going & ~tired
-        conditions = (self.going, broken, tired, negative, clearly, lost & self.going)
-        self.active, wrong, stopped, flat, indefinite, again = _any(*conditions)
-        if stopped:
-            self.why = f"no progress in {PATIENCE} iterations"
-        if flat:
-            self.why = "the matrix is not positive definite to the accuracy of its dtype"
-        if indefinite:
-            self.why, self.indefinite = "the matrix is not positive definite", True
-        if wrong:
-            self.why = NOT_FINITE
-        if again and self.since_start >= RESTART:
-            self.refresh()
+            return stuck
+        return stuck | (self.count - self.reached >= 2 * PATIENCE)
+
+    def _rounding(self, direction: Tensor) -> Tensor:
+        """What rounding may make of p·Ap, for a matrix whose norm a few powers of it tell."""
+        v = self.b
+        for _ in range(POWERS):
+            length = norm(v)
+            v = self.matvec(v / torch.where(length > 0, length, 1.0)[..., None, :])
+        size = norm(v).amax(-1, keepdim=True) * (10 * self.b.shape[-2] ** 0.5 * torch.finfo(v.dtype).eps)
+        return (size * dot(direction, direction)).cpu()
 
 
 def _each(scalars: Tensor, like: Tensor) -> Tensor:
     """One number for each column, ready to multiply columns."""
     return scalars.to(like.dtype)[..., None, :]
-
-
-def _any(*conditions: Tensor) -> list[bool]:
-    """Whether each condition holds for some column; one transfer from the device for all of them."""
-    return torch.stack([c.any() for c in conditions]).tolist()

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from .problems import wide
 
 Tensor = torch.Tensor
 
+#: Rows that are in float64 at a time.
+ROWS = 1 << 16
+#: Pivots that are chosen at once: half of those that are missing, and at least so many.
+FEWEST_PIVOTS = 32
+#: Candidates for them: twice as many, and at least so many.
+FEWEST_CANDIDATES = 256
+
 
 class LowRankPlusDiagonal:
     """P = L Lᵀ + D with its inverse, its logarithmic determinant and samples of N(0, P), in O(N rank) each.
 
     The inverse is applied as D^-½ (I - U Uᵀ + U (1 + S²)⁻¹ Uᵀ) D^-½, where U S Vᵀ = D^-½ L, with I - U Uᵀ applied
-    twice: Woodbury's formula as it stands cancels in float32 where L Lᵀ is much larger than D.
+    twice: Woodbury's formula as it stands cancels in float32 where L Lᵀ is much larger than D. U and S are from the
+    eigenvectors of Lᵀ D⁻¹ L in float64: what is lost are directions of S² below 10⁻¹² of the largest, along which P is
+    D to rounding.
 
     Args:
         low: L (*B, N, rank).
@@ -25,21 +35,28 @@ class LowRankPlusDiagonal:
     def __init__(self, low: Tensor, diagonal: Tensor) -> None:
         dtype = low.dtype
         root = wide(diagonal).sqrt()[..., None]
-        q, r = torch.linalg.qr(wide(low) / root)
-        u, s, _ = torch.linalg.svd(r)
-        self.root = root.to(dtype)
-        self.basis = (q @ u).to(dtype)
-        self.eigenvalues = 1 + s**2  # (*B, rank), of D^-½ P D^-½ beside ones
+        self.root, self.n = root.to(dtype), low.shape[-2]
+        pieces = [slice(k, k + ROWS) for k in range(0, self.n, ROWS)]  # float64 of all rows would take much memory
+        scaled = [lambda rows=rows: wide(low[..., rows, :]) / _rows(root, rows) for rows in pieces]  # type: ignore[misc]
+        gram = sum(part.mT @ part for part in (make() for make in scaled))
+        squares, v = torch.linalg.eigh(gram)
+        least = 1e-12 * squares[..., -1:].clamp(min=torch.finfo(squares.dtype).tiny)
+        kept = squares > least
+        v = v * torch.where(kept, squares.clamp(min=least).rsqrt(), 0.0)[..., None, :]
+        self.basis = torch.cat([(make() @ v).to(dtype) for make in scaled], -2)
+        # Of small eigenvalues the eigenvectors are exact, their own digits are not.
+        length = torch.linalg.vector_norm(self.basis, dim=-2, dtype=squares.dtype)
+        self.basis /= torch.where(kept, length, 1.0).to(dtype)[..., None, :]
+        #: (*B, rank), of D^-½ P D^-½ beside ones.
+        self.eigenvalues = 1 + torch.where(kept, squares * length.square(), 0.0)
         self.inverse = (1 / self.eigenvalues).to(dtype)[..., None]
-        self.n = low.shape[-2]
 
     def solve(self, r: Tensor) -> Tensor:
         """P⁻¹ r for r (*B, N, E)."""
         t = r / self.root
         along = self.basis.mT @ t
-        rest = t - self.basis @ along
-        rest = rest - self.basis @ (self.basis.mT @ rest)
-        return (rest + self.basis @ (self.inverse * along)) / self.root
+        rest = _minus(t, self.basis, along)
+        return _minus(rest, self.basis, self.basis.mT @ rest - self.inverse * along) / self.root
 
     def inverse_diagonal(self) -> Tensor:
         """The diagonal of P⁻¹, (*B, N)."""
@@ -57,6 +74,16 @@ class LowRankPlusDiagonal:
         w = normal((*batch, self.n, count), self.root, generator)
         along = self.basis.mT @ w
         return self.root * (w + self.basis @ (((self.eigenvalues.sqrt() - 1).to(w.dtype))[..., None] * along))
+
+
+def _rows(root: Tensor, rows: slice) -> Tensor:
+    """These rows of (*B, N, 1), or of (*B, 1, 1), which stands for all."""
+    return root if root.shape[-2] == 1 else root[..., rows, :]
+
+
+def _minus(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """t - a b, in one pass where there is no batch."""
+    return torch.addmm(t, a, b, alpha=-1) if t.ndim == a.ndim == b.ndim == 2 else t - a @ b
 
 
 def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
@@ -97,6 +124,65 @@ def pivoted_cholesky(
         left = left - column.square()
         left.scatter_(-1, pivot[..., None], 0.0)
     return low, torch.stack(pivots, -1)
+
+
+def block_pivoted_cholesky(
+    columns: Callable[[Tensor], Tensor],
+    principal: Callable[[Tensor], Tensor],
+    diagonal: Tensor,
+    rank: int,
+    generator: torch.Generator,
+    enough: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """What :func:`pivoted_cholesky` gives, with pivots that are chosen many at a time: a few large steps.
+
+    There are fewer than ``rank`` columns where what is left is small enough, or nothing but rounding.
+
+    Candidates are drawn at random, in proportion to what is left of the diagonal (Chen, Epperly, Tropp and Webber,
+    Randomly pivoted Cholesky, 2025, algorithm 2.1; without replacement by Efraimidis and Spirakis, Weighted random
+    sampling with a reservoir, 2006). Among them the pivots are those of the greedy decomposition, so that no two of
+    them tell the same.
+
+    Args:
+        columns: ``columns(index)``, for index (S,) of int64 the columns (N, S) of the positive semi-definite K.
+        principal: ``principal(index)``, the entries (S, S) at these rows and columns.
+        diagonal: the diagonal of K, (N,).
+        rank: number of columns, at most N.
+        generator: of the candidates, on that device.
+        enough: the trace of what may be left.
+    """
+    n = len(diagonal)
+    low, left = diagonal.new_zeros(n, 0), diagonal.clone()
+    pivots = torch.zeros(0, dtype=torch.int64, device=diagonal.device)
+    floor = float(diagonal.abs().max()) * 100 * torch.finfo(diagonal.dtype).eps
+    while (missing := rank - len(pivots)) > 0:
+        wanted = min(missing, max(FEWEST_PIVOTS, -(-missing // 2)))
+        count = min(n, max(2 * wanted, FEWEST_CANDIDATES))
+        waiting = torch.empty_like(left).exponential_(generator=generator)
+        candidates = (left / waiting).topk(count).indices
+        known = low[candidates].cpu().double()
+        rest = principal(candidates).cpu().double() - known @ known.T
+        order, triangle = _greedy(rest.numpy(), floor, wanted)
+        chosen = candidates[torch.from_numpy(order).to(candidates.device)]
+        fresh = columns(chosen) - low @ low[chosen].mT
+        right = torch.from_numpy(triangle).to(low.dtype).to(low.device)
+        fresh = torch.linalg.solve_triangular(right.mT, fresh, upper=True, left=False)
+        low, pivots = torch.cat([low, fresh], -1), torch.cat([pivots, chosen])
+        left = (left - fresh.square().sum(-1)).clamp(min=0.0)
+        left[chosen] = 0.0
+        # Candidates are many, and those of which much is left: if they end before their number does, all do.
+        if len(order) < wanted or (enough and float(left.sum()) <= enough):
+            break
+    return low, pivots
+
+
+def _greedy(matrix: np.ndarray, floor: float, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the first pivots of a small matrix, as long as they are above ``floor``, and their lower triangle."""
+    from scipy.linalg import lapack  # here, since the front end does without SciPy
+
+    factor, order, rank, _ = lapack.dpstrf(matrix, tol=floor, lower=1)
+    count = min(int(rank), most)
+    return order[:count].astype(np.int64) - 1, np.tril(factor[:count, :count])
 
 
 def nystrom(

@@ -84,7 +84,7 @@ def wide(a: Tensor) -> Tensor:
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Scalar products of columns, accumulated in float64: (*B, N, E), (*B, N, E) -> (*B, E)."""
-    return (wide(a) * wide(b)).sum(-2)
+    return (a * b).sum(-2, dtype=torch.float64 if a.device.type != "mps" else None)
 
 
 def norm(a: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "goals-cpu.json").write_text(json.dumps(RESULTS))
     monkeypatch.setattr(benchmarks, "FOLDER", folder)
     monkeypatch.setattr(generate, "DOCS", tmp_path)
+    monkeypatch.setattr(generate, "flights_figures", dict)
     monkeypatch.setattr(generate, "PAGES", {"benchmarks/goals-cpu.md": lambda: benchmarks.goals_page("cpu")})
     return folder
 

@@ -47,7 +47,7 @@ def logging_as_before() -> Iterator[None]:
 
 
 #: A dozen formulas and their derivatives, which would take a minute to compile.
-TILED = ("docs/guide/gaussian-processes.md",)
+TILED = ("docs/guide/gaussian-processes.md", "docs/gallery/flights.md")
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import subprocess
 import sys
@@ -171,6 +172,52 @@ def test_check_finds_a_bad_node() -> None:
         object.__setattr__(node, "dim", 3)
     with pytest.raises(AssertionError, match="two categories"):
         check(add(x, var(CAT_J, 0, 3)))
+
+
+def test_a_length_scale_costs_two_multiplications_a_component() -> None:
+    """Its derivative is g |x/l - y/l|² by components, divided by l after the sum; nothing of it is computed twice."""
+    scale, g = var(CAT_P, 2, 3), var(CAT_I, 3, 1)
+    f = apply("Exp", neg(apply("SqDist", apply("Div", x, scale), apply("Div", y, scale))))
+    (by_scale,) = vjp([(f, g)], [scale])
+    assert by_scale is not None
+    program = hoist(make_plan("Sum", by_scale))
+    difference = next(n.args[0] for n in topological(*program.pair) if n.op == "Square")
+    assert difference.op == "Sub" and all(a.is_var for a in difference.args)
+    root = program.pair[0]
+    assert root.op == "Mul" and difference in root.args
+    (rest,) = (a for a in root.args if a is not difference)
+    assert rest.op == "Mul" and difference in rest.args and min(a.dim for a in rest.args) == 1
+    assert program.n_col == 3 and program.factor is not None
+
+
+@pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_common_factor_is_taken_out(signs: tuple[int, int], divided: bool) -> None:
+    """f s ± f t for f of the pair, s and t of its points, in either order and with any signs."""
+    scale = var(CAT_P, 3, 3)
+    pair = apply("Exp", apply("Sub", x, y))
+
+    def term(sign: int, v: Node, swap: bool) -> Node:
+        v = apply("Div", v, scale) if divided else v
+        out = mul(v, pair) if swap else mul(pair, v)
+        return out if sign > 0 else neg(out)
+
+    for first, second, swap in ((x, y, False), (y, x, True)):
+        f = add(term(signs[0], first, swap), term(signs[1], second, not swap))
+        root = simplify(f)
+        root = root.args[0] if root.op == "Neg" else root
+        assert root.op == "Mul" and pair in root.args
+        values = {x: 0.3, y: -0.7, scale: 1.9}
+        want = math.exp(1.0) * (signs[0] * values[first] + signs[1] * values[second]) / (1.9 if divided else 1.0)
+        assert _value(simplify(f), values) == pytest.approx(want, rel=1e-12)
+
+
+def _value(node: Node, values: dict[Node, float]) -> float:
+    if node in values:
+        return values[node]
+    a = [_value(n, values) for n in node.args]
+    return {"Add": lambda: a[0] + a[1], "Sub": lambda: a[0] - a[1], "Mul": lambda: a[0] * a[1], "Neg": lambda: -a[0],
+            "Div": lambda: a[0] / a[1], "Exp": lambda: math.exp(a[0])}[node.op]()  # fmt: skip
 
 
 def test_simplifying_powers_keeps_dimensions() -> None:

@@ -136,7 +136,7 @@ def test_random_formulas_reach_most_ops() -> None:
     """The generator is worth something: it meets most ops that it may draw."""
     seen: set[str] = set()
 
-    @settings(common, max_examples=100)
+    @settings(common, max_examples=150)
     @given(formulas())
     def run(f: Node) -> None:
         seen.update(node.op for node in topological(f))

@@ -13,11 +13,13 @@ from kernops.operators import (
     ConvergenceWarning,
     DiagonalOperator,
     KernelOperator,
+    KroneckerOperator,
     NotPositiveDefiniteError,
     NumericalWarning,
     make_preconditioner,
 )
 from kernops.operators import solving as solving_module
+from kernops.operators.solving import default_rank
 from tests.operators.cases import OPERATORS, XB, N, X, Y, dense, kernel, rand
 from tests.operators.test_algebra import SQUARE, close
 
@@ -217,6 +219,40 @@ def test_gradients_of_determinants_by_probes():
         for g, w, t in zip(torch.autograd.grad(logdet, by), want, by):
             if t is not x or tol < 1e-3:  # a gradient of as many numbers as there are points has as many errors
                 assert (g - w).norm() <= tol * w.norm(), preconditioner
+
+
+@pytest.mark.parametrize("name", ["Kronecker", "sum of kernels", "scaled", "kernel with noise by point"])
+def test_gradients_of_determinants_need_no_dense_matrix(name, monkeypatch):
+    """Not even for the rows that the preconditioner is made of, in operators made of others."""
+    operator, _ = OPERATORS[name]()
+    tensors = [t.clone().requires_grad_() for t in operator.tensors]
+    operator, n = operator.with_tensors(tensors), operator.shape[-1]
+    made = operator.preconditioner(rank=n // 2)
+    assert made.rank == n // 2
+    plain = KernelOperator.to_dense
+
+    def parts_only(self):
+        assert self.shape[-1] < N, "the whole matrix"
+        return plain(self)
+
+    monkeypatch.setattr(KernelOperator, "to_dense", parts_only)
+    monkeypatch.setattr(KroneckerOperator, "to_dense", parts_only)
+    logdet = operator.logdet(**CG, preconditioner=made)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(logdet, tensors, allow_unused=True) if g is not None)
+
+
+def test_rank_follows_what_matters():
+    """What is left of the kernel beside the noise, not what is asked for; and by default the number of points."""
+    x = torch.linspace(0, 1, 300).double()[:, None]
+    for noise, most in ((1e-2, 40), (1e-8, 60)):
+        operator = KernelOperator(kernels.RBF(0.3), x).add_diagonal(noise)
+        made = operator.preconditioner(rank=200)
+        assert 3 <= made.rank <= most
+        _, report = operator.solve(rand(300), method="cg", preconditioner=made, return_report=True)
+        assert report.rank == made.rank and report.iterations <= 6
+    sizes = (10, 2000, 10_000, 20_000, 50_000, 10**6)
+    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 500, 100, 100, 250, 500]
+    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 500, 200, 400, 500, 500]
 
 
 def test_batches_are_solved_each_on_their_own():

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernops.solvers import (
+    LowRankPlusDiagonal,
+    block_pivoted_cholesky,
+    conjugate_gradients,
+    krylov,
+    largest_eigenpairs,
+    log_quadrature,
+    pivoted_cholesky,
+)
 from kernops.solvers import cg as cg_module
-from kernops.solvers import conjugate_gradients, krylov, largest_eigenpairs, log_quadrature, pivoted_cholesky
 
 
 def spd(n: int, condition: float, seed: int = 0) -> torch.Tensor:
@@ -107,3 +115,86 @@ def test_pivoted_cholesky_of_a_matrix_of_low_rank():
     factor, pivots = pivoted_cholesky(lambda p: low[p], low.diagonal(), 10)
     torch.testing.assert_close(factor @ factor.T, low, rtol=0, atol=1e-13)
     assert (factor[:, 4:] == 0).all() and len(set(pivots[:4].tolist())) == 4
+
+
+def blocks(k: torch.Tensor, rank: int, seed: int = 0, enough: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Many pivots at a time."""
+    principal = lambda p: k[p][:, p]  # noqa: E731
+    return block_pivoted_cholesky(
+        lambda p: k[:, p], principal, k.diagonal(), rank, torch.Generator().manual_seed(seed), enough
+    )
+
+
+def smooth(n: int) -> torch.Tensor:
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.exp(-10 * torch.cdist(x, x).square())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_pivots_at_a_time(dtype):
+    """K is exact in the rows of the pivots, and little is left of the others: no more than with single pivots."""
+    k = smooth(600).to(dtype)
+    low, pivots = blocks(k, 80)
+    assert low.shape == (600, 80) and len(set(pivots.tolist())) == 80
+    exact = {torch.float32: 1e-4, torch.float64: 1e-10}[dtype]
+    torch.testing.assert_close(low @ low[pivots].T, k[:, pivots], rtol=0, atol=exact)
+    single, _ = pivoted_cholesky(lambda p: k[p], k.diagonal(), 80)
+    left = [float((k.diagonal() - f.square().sum(-1)).clamp(min=0).sum()) for f in (low, single)]
+    assert left[0] < 1.5 * left[1] and left[0] < 1e-2 * 600
+    again, other = blocks(k, 80), blocks(k, 80, seed=1)
+    assert torch.equal(again[1], pivots) and not torch.equal(other[1], pivots)
+
+
+def test_pivots_end_where_nothing_is_left():
+    low = A[:, :4] @ A[:, :4].T
+    factor, pivots = blocks(low, 60)
+    assert len(pivots) == 4
+    torch.testing.assert_close(factor @ factor.T, low, rtol=0, atol=1e-13)
+    assert blocks(torch.zeros(9, 9).double(), 5)[0].shape == (9, 0)
+    k = smooth(600)
+    counts = [len(blocks(k, 200, enough=enough)[1]) for enough in (0.0, 1e-3, 1.0)]
+    assert counts == sorted(counts, reverse=True) and counts[0] == 200 > counts[1], counts
+    factor, _ = blocks(k, 200, enough=1e-3)
+    assert float((k.diagonal() - factor.square().sum(-1)).sum()) <= 1e-3
+
+
+def test_outliers_are_pivots_too():
+    """A few points with all of what is left are drawn, however many others there are."""
+    k = torch.diag(torch.cat([torch.full((990,), 1e-6), torch.ones(10)])).double()
+    _, pivots = blocks(k, 32)
+    assert set(range(990, 1000)) <= set(pivots.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_low_rank_plus_diagonal(dtype, scale, monkeypatch):
+    """Solutions, determinants and the diagonal of the inverse, of an L with equal and with empty columns."""
+    from kernops.solvers import preconditioners
+
+    monkeypatch.setattr(preconditioners, "ROWS", 17)
+    generator = torch.Generator().manual_seed(4)
+    low = scale * torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    low = torch.cat([low, low[:, :2], torch.zeros(50, 1).double()], -1)
+    for diagonal in (torch.rand(50, generator=generator, dtype=torch.float64) + 0.5, torch.tensor([0.7]).double()):
+        p = low @ low.T + torch.diag(diagonal.expand(50))
+        made = LowRankPlusDiagonal(low.to(dtype), diagonal.to(dtype))
+        tol = {torch.float32: 2e-5, torch.float64: 1e-10 * max(10, scale)}[dtype]  # as exact as what it is held against
+        r = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+        torch.testing.assert_close(made.solve(r.to(dtype)).double(), torch.linalg.solve(p, r), rtol=0, atol=tol)
+        assert float(made.logdet()) == pytest.approx(float(torch.logdet(p)), rel=10 * tol, abs=10 * tol)
+        inverse = torch.linalg.inv(p).diagonal()
+        torch.testing.assert_close(made.inverse_diagonal().double(), inverse, rtol=0, atol=10 * tol)
+
+
+def test_the_device_is_asked_once_an_iteration(monkeypatch):
+    """Each look at a number of the device is a wait for it."""
+    looks: list[tuple] = []
+    plain = torch.Tensor.cpu
+
+    def cpu(self, *args, **kwargs):
+        looks.append(tuple(self.shape))
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    solution = conjugate_gradients(lambda v: A @ v, B, tol=1e-8)
+    assert solution.converged and len(looks) == solution.iterations + 2  # the first residual, and the true one
