@@ -51,7 +51,7 @@ struct Panels {
     static constexpr int SAMPLE = 256, PAIRS = 4096;  // columns for the centre; pairs that are looked at
     static constexpr int LANES = TIGHT ? 1 : LENGTH < 32 ? 8 : 32, PACKERS = TIGHT ? 1 : 4;  // threads that survey, pack a point
     static constexpr int ROUNDS = TIGHT ? 1 : 8;  // points that such threads survey, one after the other
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
     static constexpr int ADDS = 1;  // how often a unit adds to its sum for 16 products
 #else
     static constexpr int ADDS = 2;
@@ -59,7 +59,10 @@ struct Panels {
     static constexpr float TINY = 9.5367431640625e-7f;  // (2^-10)^2
     static constexpr float FAR = 24, FARTHEST = 160, EPSILON = (5 + (TIGHT ? 1 : 3) * STEPS * ADDS) * 2.384185791015625e-7f;
     static constexpr float NEARNESS = 65536 * EPSILON;
-    static constexpr int MANY_NEAR = PAIRS / 256, SURVEYED = F::SQUARE && !TIGHT ? PAIRS : 0;  // pairs of the survey
+    // Share of the norms below which a pair of the sample counts as near; where many are, moments lose their digits.
+    static constexpr float NEARBY = F::MOMENT ? 2.44140625e-4f : NEARNESS;
+    static constexpr int MANY_NEARBY = PAIRS / 16;
+    static constexpr int MANY_NEAR = PAIRS / 256, SURVEYED = F::SQUARE && (F::MOMENT || !TIGHT) ? PAIRS : 0;  // pairs of the survey
 
     /// @return offset in a chunk of component k of the step of a point
     KN_FN static unsigned offset(int step, int k, int point) {
@@ -107,6 +110,7 @@ KN_FN void split_halves(float a, float b, unsigned& high, unsigned& low) {
     a -= float_of(high & 0xffffu), b -= float_of(high >> 16);
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(low) : "f"(b), "f"(a));
 }
+KN_FN unsigned size_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }  // NaN counts as larger than all
 /// Two numbers as halves, the first in the lower bits.
 KN_FN unsigned halves_of(float x, float y) { return half_of(x) | half_of(y) << 16; }
 
@@ -169,8 +173,9 @@ KN_FN float pack_tight(const CentredPoint<G>& p, char* to, int place, float scal
 }
 
 /// Packs a point, every PACKERS-th octet of its components from `lane` on. @return what they add to its squared norm
+/// @param size becomes that of the largest number packed
 template <class G>
-KN_FN float pack_octets(const CentredPoint<G>& p, char* to, int place, int lane, float scale, bool real) {
+KN_FN float pack_octets(const CentredPoint<G>& p, char* to, int place, int lane, float scale, bool real, unsigned& size) {
     typedef Panels<G> P;
     constexpr int STEPS = P::STEPS;
     const float f = scale * (p.row || !G::F::SQUARE ? 1 : -2);
@@ -181,7 +186,7 @@ KN_FN float pack_octets(const CentredPoint<G>& p, char* to, int place, int lane,
         for (int k = 0; k < 8; ++k) {
             const float v = real && o * 8 + k < P::LENGTH ? p(o * 8 + k) : 0.0f, w = v * f;
             high.v[k] = float_of(half_of(w)), low.v[k] = w - high.v[k];
-            norm += v * v;
+            norm += v * v, size = max(size, size_bits(w));
         }
         char* at = to + o / (2 * STEPS) * P::CHUNK_BYTES + P::offset(o / 2 % STEPS, o % 2 * 8, place);
         high.store(at), low.store(at + STEPS * P::STEP_BYTES);
@@ -222,17 +227,20 @@ KN_FN void pack(const typename G::Arguments& a) {
     char* to = is_row ? P::panel(a, batch, index / P::POINTS) : P::tile(a, batch, index / P::POINTS);
     const CentredPoint<G> p(a, batch, real ? index : 0, is_row);
     float norm;
+    unsigned size = 0;
     if constexpr (P::TIGHT) {
         norm = pack_tight<G>(p, to, place, __fsqrt_rn(__uint_as_float(s->slope)), real);
     } else {
-        norm = pack_octets<G>(p, to, place, lane, P::scale(s, is_row), real);
+        norm = pack_octets<G>(p, to, place, lane, P::scale(s, is_row), real, size);
         norm += __shfl_xor_sync(0xffffffffu, norm, 8);
         norm += __shfl_xor_sync(0xffffffffu, norm, 16);
+        size = max(size, __shfl_xor_sync(0xffffffffu, size, 8));
+        size = max(size, __shfl_xor_sync(0xffffffffu, size, 16));
     }
     const float largest = __uint_as_float(G::F::SQUARE || !is_row ? s->largest : s->largest_row);
     const bool mine = real && lane == 0;
     const bool far = mine && G::F::EXPONENT && __uint_as_float(s->slope) * norm > P::FAR / 2;
-    const bool tiny = mine && !P::TIGHT && norm > 0 && norm < P::TINY * largest * largest;
+    const bool tiny = mine && !P::TIGHT && size > 0 && norm <= P::TINY * largest * largest;  // both may be 0
     count_in_block<G>(&s->far, far);
     if (!P::TIGHT) count_in_block<G>(&s->tiny, tiny);
     float* numbers = reinterpret_cast<float*>(to + P::HALVES_BYTES);

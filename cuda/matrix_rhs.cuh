@@ -40,6 +40,10 @@ KN_FN void pack_rhs(const typename G::Arguments& a) {
     for (int k = 0; k < 8; ++k) {
         const unsigned top = max(max(largest[0][k], largest[1][k]), max(largest[2][k], largest[3][k]));
         const int exponent = max(20, static_cast<int>(top >> 23));  // biased; 2^14 .. 2^15 is the largest after scaling
+        // of numbers far below the largest, halves keep too few digits: many of them are for the plain kernels
+        const bool lost = size_bits(v[k]) && static_cast<int>(size_bits(v[k]) >> 23) + 20 < exponent;
+        const unsigned many = __ballot_sync(0xffffffffu, lost);
+        if (place % 32 == 0 && __popc(many) >= 8) raise(&P::survey(a, batch)->norm, 0x7f800000u);
         const float w = v[k] * __int_as_float((268 - exponent) << 23), h = float_of(half_of(w));
         store_half(to + k * 64, h);
         store_half(to + k * 64 + 8, w - h);
@@ -82,9 +86,9 @@ struct WideSums {
             }
         }
     }
-    /// Multiplies the sums of rows by powers of two.
+    /// Multiplies the sums of rows by powers of two; exponents are positive only while the sums are 0, and infinity times 0 is not.
     KN_FN void scale(const float (&exponent)[2]) {
-        const float by[2] = {power_of_two(exponent[0]), power_of_two(exponent[1])};
+        const float by[2] = {power_of_two(lesser(exponent[0], 127.0f)), power_of_two(lesser(exponent[1], 127.0f))};
         KN_UNROLL_ALL
         for (int k = 0; k < 4 * TILES; ++k) {
             sum[k] *= by[k / 2 % 2];

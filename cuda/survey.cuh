@@ -44,7 +44,6 @@ KN_FN float sum_of_lanes(float v) {
     for (int offset = LANES / 2; offset; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
     return v;
 }
-KN_FN unsigned size_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }  // NaN counts as larger than all
 
 /// What threads found out about points and pairs of a batch element: bits of floats, and a count.
 struct Found {
@@ -97,7 +96,7 @@ KN_FN Found look(const typename G::Arguments& a, long long batch, long long k, i
     f.norm = size_bits(sum_of_lanes<LANES>(norm));
     if (PAIRS) {
         square = sum_of_lanes<LANES>(square), both = sum_of_lanes<LANES>(both);
-        f.near = real && is_pair && lane == 0 && !(square >= P::NEARNESS * both);
+        f.near = real && is_pair && lane == 0 && !(square >= P::NEARBY * both);
     }
     if (is_row) f.largest_row = f.largest;
     if (is_row && !G::F::SQUARE) f.largest = 0;
@@ -154,6 +153,7 @@ KN_FN int choose_mode(const typename G::Arguments& a, const Survey* s) {
     if (!(__uint_as_float(max(s->largest, s->largest_row)) < 1e15f) || !(norm < 1e30f)) return PLAIN;
     if (!G::F::SQUARE) return s->tiny ? PLAIN : EXACT;
     if (G::F::EXPONENT && !(slope < static_cast<float>(KN_INF))) return PLAIN;  // a positive slope, or NaN
+    if (G::F::MOMENT && s->near > P::MANY_NEARBY) return PLAIN;
     if (G::F::EXPONENT && slope * 2 * norm <= P::FARTHEST && s->far <= (a.m + a.n) / 16) return EXACT;
     if (P::TIGHT || G::F::MOMENT || s->near > P::MANY_NEAR || s->tiny > (a.m + a.n) / 1024) return PLAIN;
     return NEAR;

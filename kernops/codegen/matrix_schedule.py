@@ -168,8 +168,12 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
 
 
 def _soft(plan: Plan, form: Form, steps: int, groups: bool) -> int:
-    """Where the exponential unit is what a kernel waits for, plain cores had better help it."""
-    simple = form.pure and all(x.op in SOFT_OPS for x in topological(*form.program.pair))
+    """Where the exponential unit is what a kernel waits for, plain cores had better help it.
+
+    The kernel then takes numbers of columns for factors, which are 0 where there is no column: none may be an exponent.
+    """
+    nodes = topological(*form.program.pair)
+    simple = form.pure and all(x.op in SOFT_OPS for x in nodes) and sum(x.op == "Exp2" for x in nodes) == 1
     helped = simple and plan.core == "Sum" and not form.wide and steps <= SOFT_STEPS
     return (SOFT_GROUPS if groups else SOFT_WARPS) if helped else 0
 

@@ -44,7 +44,7 @@ def packers(s: MatrixSchedule) -> int:
 
 def sampled(s: MatrixSchedule, form: Form) -> int:
     """Pairs that the survey looks at: ``Panels::PAIRS``, if near pairs matter."""
-    return 4096 if form.square and not s.tight else 0
+    return 4096 if form.square and (not s.tight or form.rhs is not None and form.rhs.moment) else 0
 
 
 def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int, stored: str = "T") -> str:

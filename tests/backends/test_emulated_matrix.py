@@ -85,6 +85,10 @@ def case(name: str, d: int, e: int = 1) -> Case:
                                    mul(apply("Exp", neg(s)), b))),
             lambda x, y, b: torch.cat([x[:, :1] * differences(w := torch.exp(-squares(x, y) / d) * b[:, 0], x, y),
                                        w.sum(1, keepdim=True)], 1)),
+        "two exponentials": lambda: (  # the second of a column's number, which is no factor
+            make_plan("Sum", mul(apply("Exp", neg(s)), apply("Exp", mul(apply("Extract", x, params=(0, 1)), b)))),
+            lambda x, y, b: (torch.exp(-squares(x, y) / d) * torch.exp(x[:, :1] * b[:, 0])).sum(1, keepdim=True)),
+        "absolute products": lambda: (of(apply("Abs", total(mul(x, y)))), lambda x, y, b: (x @ y.T).abs() @ b),
         "laplacian's gradient": lambda: (
             make_plan("Sum", mul(mul(apply("Exp", neg(apply("Sqrt", s))), b), sub(x, y))), None),
     }[name]()  # fmt: skip
@@ -212,6 +216,61 @@ def test_what_is_left_to_the_plain_kernels() -> None:
     assert run(c, [*data(c, 130, 300), -0.1])[1] != [PLAIN]
     c = case("laplacian's gradient", 32)  # differences of sums that near pairs would dominate
     assert run(c, data(c, 130, 300))[1] == [PLAIN]
+
+
+@pytest.mark.parametrize("d", [3, 16])
+def test_numbers_of_columns_that_are_no_factors(d: int) -> None:
+    """Where there is no column, exp(x 0) = 1 must not count."""
+    c = case("two exponentials", d)
+    tensors = data(c, 130, 300)
+    got, modes = run(c, tensors)
+    assert modes == [EXACT] and error(got, c, tensors) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["gradient", "value and gradient"])
+@pytest.mark.parametrize("d", [3, 20])
+def test_moments_of_tight_clusters_are_left_to_the_plain_kernels(name: str, d: int) -> None:
+    """Differences of sums lose all digits that the radius of a cluster has less than its distance from the centre."""
+    c = case(name, d)
+    x, y, b = data(c, 130, 300)
+    for radius, mode in ((1e-3, PLAIN), (0.3, EXACT)):
+        where = 2 * torch.sign(x[:, :1]), 2 * torch.sign(y[:, :1])
+        tensors = [where[0] + radius * x, where[1] + radius * y, b]
+        got, modes = run(c, tensors)
+        assert modes == [mode]
+        assert mode == PLAIN or error(got, c, tensors) < 2e-6
+
+
+@pytest.mark.parametrize("d", [3, 40])
+def test_right_hand_sides_of_very_different_sizes_in_a_tile(d: int) -> None:
+    c = case("gaussian", d, 9)
+    x, y, b = data(c, 130, 300)
+    b = b.abs() * 1e-13
+    b[0], y[0] = 1, y[0] + 3
+    got, modes = run(c, [x, y, b])
+    assert modes == [PLAIN]
+    b[1:] = 0  # none is lost
+    got, modes = run(c, [x, y, b])
+    assert modes != [PLAIN] and error(got, c, [x, y, b]) < 2e-6
+
+
+def test_a_row_of_values_that_are_all_tiny_leaves_the_others_to_the_matrix_units() -> None:
+    c = case("gaussian", 40, 5)
+    x, y, b = data(c, 130, 300)
+    x[5] += 20  # kernel values of some 2^-500
+    got, modes = run(c, [x, y, b])
+    assert modes != [PLAIN] and error(got, c, [x, y, b]) < 2e-6 and (got[5] == 0).all()
+
+
+@pytest.mark.parametrize("factor", [1e-21, 1e-25])
+def test_products_of_points_whose_norm_is_no_number(factor: float) -> None:
+    c = case("absolute products", 20)
+    x, y, b = data(c, 130, 300)
+    x[7] *= factor
+    assert run(c, [x, y, b])[1] == [PLAIN]
+    x, y, b = data(c, 130, 300)
+    got, modes = run(c, [x * 1e-20, y, b])
+    assert modes == [PLAIN] or error(got, c, [x * 1e-20, y, b]) < 2e-6
 
 
 def test_products_of_very_different_sizes() -> None:
