@@ -193,9 +193,8 @@ class _State:
         self.best = self.seen = self.relative.cpu()
         self.since_best = torch.zeros_like(self.seen, dtype=torch.int64)
         self.since_start = 0
-        finite = bool(torch.isfinite(self.seen).all())
-        self.active = finite and bool((self.seen > self.tol).any())
-        if not finite:
+        self.active = bool((self.seen > self.tol).any())  # columns that are not numbers stop, the others do not
+        if not bool(torch.isfinite(self.seen).all()):
             self.why = self.why or NOT_FINITE
 
     def refresh(self) -> Tensor:
