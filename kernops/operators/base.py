@@ -77,7 +77,10 @@ class LinearOperator(ABC):
         return columns.gather(-2, i.expand(*columns.shape[:-2], 1, len(i)))[..., 0, :]
 
     def _columns(self, index: Tensor) -> Tensor:
-        """The columns (*B, M, S) of numbers (S,)."""
+        """The columns (*B, M, S) of numbers (S,): by rows where these are known without a product."""
+        if self.symmetric and type(self)._row is not LinearOperator._row:
+            each = index.reshape(-1, *[1] * len(self.batch)).expand(-1, *self.batch)
+            return self._row(each).movedim(0, -1)
         one = torch.zeros(self.shape[-1], len(index), dtype=self.dtype, device=self.device)
         return self._matmul(one.scatter_(0, index[None], 1.0)).expand(*self.shape[:-1], len(index))
 

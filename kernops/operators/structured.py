@@ -275,6 +275,9 @@ class ProductOperator(_Composite):
     def _transposed(self) -> LinearOperator:
         return ProductOperator(self.parts[1].T, self.parts[0].T)
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.parts[0]._matmul(self.parts[1]._columns(index)).expand(*self.shape[:-1], len(index))
+
     def _diagonal(self) -> Tensor:
         return self.to_dense().diagonal(dim1=-2, dim2=-1)
 
@@ -327,6 +330,23 @@ class BlockDiagonalOperator(_Composite):
             rows.append(torch.where(((own >= 0) & (own < size))[..., None], row, 0.0))
             start += size
         return self._join(rows, -1)
+
+    def _columns(self, index: Tensor) -> Tensor:
+        return self._join([torch.where(mine, b._columns(own), 0.0) for b, own, mine in self._shares(index)], -2)
+
+    def _principal(self, index: Tensor) -> Tensor:
+        shares = self._shares(index)
+        return _total(torch.where(mine & mine[:, None], b._principal(own), 0.0) for b, own, mine in shares)
+
+    def _shares(self, index: Tensor) -> list[tuple[LinearOperator, Tensor, Tensor]]:
+        """Blocks that have rows, the numbers (S,) as each counts them, and which of these are its own."""
+        shares, start = [], 0
+        for b, size in zip(self.parts, self.sizes):
+            own = index - start
+            if size:
+                shares.append((b, own.clamp(0, size - 1), (own >= 0) & (own < size)))
+            start += size
+        return shares
 
     def _split(self) -> tuple[LinearOperator | None, Tensor | None]:
         pairs = [b._split() for b in self.parts]
@@ -401,6 +421,18 @@ class KroneckerOperator(_Composite):
         own = small.gather(-2, (index % r)[..., None, None].expand(*index.shape, 1, small.shape[-1]))
         return _outer(row, own[..., 0, :])
 
+    def _columns(self, index: Tensor) -> Tensor:
+        s = self.small.shape[-1]
+        large = self.parts[0]._columns(torch.div(index, s, rounding_mode="floor"))
+        return (large[..., :, None, :] * self.small[..., None, :, index % s]).flatten(-3, -2)
+
+    def _principal(self, index: Tensor) -> Tensor:
+        r, s = self.small.shape[-2:]
+        if r != s:  # a row and a column of one number belong to different ones of A
+            return super()._principal(index)
+        k = index % s
+        return self.parts[0]._principal(torch.div(index, s, rounding_mode="floor")) * self.small[..., k[:, None], k]
+
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M R, N S)."""
         a = self.parts[0].to_dense()
@@ -437,6 +469,17 @@ class SelectedOperator(_Composite):
 
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
         return self.parts[0]._elements(self.rows[i], self.columns[j])
+
+    def _row(self, index: Tensor) -> Tensor:
+        return self.parts[0]._row(self.rows[index]).index_select(-1, self.columns)
+
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.parts[0]._columns(self.columns[index]).index_select(-2, self.rows)
+
+    def _principal(self, index: Tensor) -> Tensor:
+        if not self.symmetric:
+            return super()._principal(index)
+        return self.parts[0]._principal(self.rows[index])
 
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M, N)."""

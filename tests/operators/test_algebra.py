@@ -20,6 +20,7 @@ from kernops.operators import (
     LinearOperator,
     RescaledOperator,
 )
+from kernops.operators.structured import SelectedOperator
 from tests.helpers.backends import ON_CPU, need
 from tests.operators.cases import KERNELS, NOISE, OPERATORS, ROWS, XB, N, X, Y, dense, kernel, rand
 
@@ -237,12 +238,68 @@ def test_shapes(m, n, dim, columns, batch, data):
     close(KroneckerOperator(operator, small).to_dense(), both)
 
 
-@pytest.mark.parametrize("name", [name for name in SQUARE if name.startswith("rescaled")])
-def test_columns_of_rescaled_operators(name):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_columns(name):
     operator, want = OPERATORS[name]()
-    index = torch.tensor([3, 0, 7, 11])
+    m, n = want.shape[-2:]
+    index = torch.tensor([2, 0, n - 1, 1, 2])
     close(operator._columns(index), want[..., index])
-    close(operator._principal(index), want[..., index, :][..., index])
+    if m == n:
+        close(operator._principal(index), want[..., index, :][..., index])
+
+
+def test_entries_of_a_square_kronecker_product_of_rectangles():
+    a, small = rand(4, 6, seed=1), rand(3, 2, seed=2)
+    index = torch.tensor([0, 7, 11, 4])
+    operator = KroneckerOperator(DenseOperator(a), small)
+    close(operator._principal(index), torch.kron(a, small)[index][:, index])
+    empty = BlockDiagonalOperator(DenseOperator(a[:0, :0]), DenseOperator(a[:, :4]))
+    close(empty._columns(index[:1]), a[:, :1])
+
+
+SELECTED = torch.cat([torch.arange(3, N), torch.arange(3)])
+
+
+@pytest.mark.parametrize("name", ["Kronecker", "Kronecker batch", "block-diagonal", "block-diagonal batch", "selected"])
+def test_columns_need_no_product(name, monkeypatch):
+    """Not even with columns of the identity: entries are computed as such, in O(N) for a column, and no others."""
+    operator, want = OPERATORS["Kronecker" if name == "selected" else name]()
+    if name == "selected":
+        operator, want = operator._block(SELECTED, SELECTED), want[SELECTED][:, SELECTED]
+    rest, diagonal = operator._split()
+    assert rest is not None
+    want = want if diagonal is None else want - torch.diag_embed(diagonal).expand(want.shape)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a product of the whole operator")
+
+    for part in (KernelOperator, KroneckerOperator, BlockDiagonalOperator, SelectedOperator, type(rest)):
+        monkeypatch.setattr(part, "_matmul", refuse)
+    index = torch.tensor([3, 0, 7, 11, 4])
+    close(rest._row(torch.full(rest.batch, 5)), want[..., 5, :])
+    monkeypatch.setattr(KernelOperator, "_row", refuse)
+    close(rest._columns(index), want[..., index])
+    monkeypatch.setattr(KernelOperator, "_columns", refuse)
+    close(rest._principal(index), want[..., index, :][..., index])
+
+
+def test_columns_by_rows_where_only_these_are_known():
+    """An operator of a user's own, symmetric and with rows, has columns without a product."""
+
+    class Rows(DenseOperator):
+        _columns = LinearOperator._columns
+
+        def _row(self, index: torch.Tensor) -> torch.Tensor:
+            whole = self.matrix.expand(*index.shape, *self.matrix.shape[-2:])
+            return whole.gather(-2, index[..., None, None].expand(*index.shape, 1, whole.shape[-1]))[..., 0, :]
+
+        def _matmul(self, v: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("a product of the whole operator")
+
+    index = torch.tensor([3, 0, 7, 11, 4])
+    for matrix in (dense(), dense(XB)):
+        close(Rows(matrix, symmetric=True)._columns(index), matrix[..., index])
+        close(Rows(matrix, symmetric=True)._principal(index), matrix[..., index, :][..., index])
 
 
 BAD: dict[str, tuple[Any, type[Exception], str]] = {

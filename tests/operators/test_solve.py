@@ -226,9 +226,9 @@ def test_gradients_of_determinants_need_no_dense_matrix(name, monkeypatch):
     """Not even for the rows that the preconditioner is made of, in operators made of others."""
     operator, _ = OPERATORS[name]()
     tensors = [t.clone().requires_grad_() for t in operator.tensors]
-    operator, n = operator.with_tensors(tensors), operator.shape[-1]
-    made = operator.preconditioner(rank=n // 2)
-    assert made.rank == n // 2
+    operator = operator.with_tensors(tensors)
+    made = operator.preconditioner(rank=N // 2)
+    assert made.rank == N // 2
     plain = KernelOperator.to_dense
 
     def parts_only(self):
