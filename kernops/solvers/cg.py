@@ -109,6 +109,8 @@ def conjugate_gradients(
             state.why = f"the rounding of {str(b.dtype).removeprefix('torch.')} leaves no smaller one"
             break
         before = worst
+    residual = state.retreat(residual)
+    worst = float(residual.max()) if residual.numel() else 0.0
     converged = worst <= allowed
     reason = "" if converged else state.why or f"{limit} iterations were not enough"
     if not converged and warn:
@@ -175,9 +177,10 @@ class _State:
         self.why = ""
         self.indefinite = False
         self.x = torch.zeros_like(b) if x0 is None else x0.clone()
+        self.x0 = x0
         self.count = 0
         self.start(b.clone() if x0 is None else b - matvec(x0))
-        self.first = self.rz
+        self.first, self.first_relative = self.rz, self.relative
         self.history = _History(history, self.rz)
         #: The smallest true residual so far, and when it was found.
         self.milestone, self.reached = self.seen, torch.zeros_like(self.seen, dtype=torch.int64)
@@ -205,6 +208,18 @@ class _State:
         self.milestone = torch.where(better, self.seen, self.milestone)
         self.reached = torch.where(better, self.count, self.reached)
         return self.relative
+
+    def retreat(self, residual: Tensor) -> Tensor:
+        """Go back to the start in columns that diverged; returns the relative residuals after that.
+
+        The error falls in A's norm while residuals may grow, by no more than the root of A's condition number. Where
+        they grew by more than that of a matrix that is singular to rounding, it is rounding that grew.
+        """
+        most = self.first_relative * torch.finfo(self.b.dtype).eps ** -0.5
+        worse = torch.isfinite(residual) & (residual > most)
+        if bool(worse.any()):
+            self.x = torch.where(worse[..., None, :], torch.zeros_like(self.x) if self.x0 is None else self.x0, self.x)
+        return torch.where(worse, self.first_relative, residual)
 
     def step(self) -> None:
         ap = self.matvec(self.p)
