@@ -170,8 +170,8 @@ def block_pivoted_cholesky(
         low, pivots = torch.cat([low, fresh], -1), torch.cat([pivots, chosen])
         left = (left - fresh.square().sum(-1)).clamp(min=0.0)
         left[chosen] = 0.0
-        # Candidates are many, and those of which much is left: if they end before their number does, all do.
-        if len(order) < wanted or (enough and float(left.sum()) <= enough):
+        # Fewer pivots than wanted do not end it: where few points have many copies, the candidates are mostly these.
+        if not len(order) or float(left.max()) <= floor or (enough and float(left.sum()) <= enough):
             break
     return low, pivots
 
@@ -181,7 +181,8 @@ def _greedy(matrix: np.ndarray, floor: float, most: int) -> tuple[np.ndarray, np
     from scipy.linalg import lapack  # here, since the front end does without SciPy
 
     factor, order, rank, _ = lapack.dpstrf(matrix, tol=floor, lower=1)
-    count = min(int(rank), most)
+    # LAPACK does not compare the first pivot with its tolerance.
+    count = 0 if matrix.diagonal().max() <= floor else min(int(rank), most)
     return order[:count].astype(np.int64) - 1, np.tril(factor[:count, :count])
 
 

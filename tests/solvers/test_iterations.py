@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from kernops.solvers import (
+    ConvergenceWarning,
     LowRankPlusDiagonal,
     block_pivoted_cholesky,
     conjugate_gradients,
@@ -15,6 +17,7 @@ from kernops.solvers import (
     pivoted_cholesky,
 )
 from kernops.solvers import cg as cg_module
+from kernops.solvers.preconditioners import _greedy
 
 
 def spd(n: int, condition: float, seed: int = 0) -> torch.Tensor:
@@ -57,6 +60,23 @@ def test_negative_directions_are_told_from_rounding(shift, indefinite):
     solution = conjugate_gradients(lambda v: a @ v, B, max_iter=200, warn=False)
     assert solution.indefinite == indefinite and not solution.converged
     assert ("not positive definite" in solution.reason) or not indefinite
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_a_column_that_diverges_goes_back_to_the_start(start):
+    """An indefinite matrix that no step shows to be one; the other column is solved."""
+    a = torch.ones(30, dtype=torch.float64)
+    a[0] = -1 + 1e-10  # of b = 1, 1: p·Ap is 1e-10 in the first step, and x goes 2e10 far along p
+    b = torch.zeros(30, 2, dtype=torch.float64)
+    b[:2, 0] = b[1, 1] = 1.0
+    x0 = torch.full_like(b, start)
+    moved = b + a[:, None] * x0
+    with pytest.warns(ConvergenceWarning, match="residual of [1-9].[0-9]e(-01|[+]00) after 1 iterations"):
+        found = conjugate_gradients(lambda v: a[:, None] * v, moved, max_iter=1, x0=x0 if start else None)
+    assert torch.equal(found.x[:, 0], x0[:, 0]) and not found.converged
+    torch.testing.assert_close(found.x[:, 1], x0[:, 1] + b[:, 1])
+    want = torch.linalg.vector_norm(b[:, 0]) / torch.linalg.vector_norm(moved[:, 0])
+    torch.testing.assert_close(found.residual, torch.stack([want, 0 * want]))
 
 
 def test_a_callback_sees_iterations_and_ends_them():
@@ -156,6 +176,36 @@ def test_pivots_end_where_nothing_is_left():
     assert counts == sorted(counts, reverse=True) and counts[0] == 200 > counts[1], counts
     factor, _ = blocks(k, 200, enough=1e-3)
     assert float((k.diagonal() - factor.square().sum(-1)).sum()) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_copies_of_a_few_points_do_not_end_the_pivots(dtype):
+    """The candidates are nearly all copies of one point: one pivot of them, and the others are still to come."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.zeros(2000, 3, dtype=dtype)
+    x[:100] = 4 * torch.rand(100, 3, generator=generator, dtype=dtype)
+    x = x[torch.randperm(2000, generator=generator)]
+    k = torch.exp(-2 * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square())
+    noise, counts = torch.full((1,), 0.1, dtype=dtype), []
+    b = torch.randn(2000, 1, generator=generator, dtype=dtype)
+    for rank in (50, 100):
+        low, pivots = blocks(k, rank)
+        assert len(pivots) == rank and len(set(pivots.tolist())) == rank
+        single, _ = pivoted_cholesky(lambda p: k[p], k.diagonal(), rank)
+        for f in (low, single):
+            solve = LowRankPlusDiagonal(f, noise).solve
+            found = conjugate_gradients(lambda v: k @ v + 0.1 * v, b, tol=1e-3, preconditioner=solve)
+            assert found.converged
+            counts.append(found.iterations)
+        assert counts[-2] <= 1.5 * counts[-1] + 2, counts
+    assert len(set(blocks(k, 200)[1].tolist())) == 101  # points that differ: nothing but rounding is left beside them
+
+
+def test_what_is_below_rounding_gives_no_pivot():
+    """Not even the first, in whose place a block has nothing but the rounding of pivots before."""
+    assert len(_greedy(1e-9 * np.eye(3), 1e-8, 3)[0]) == 0
+    order, triangle = _greedy(np.diag([1e-9, 4.0, 1.0]), 1e-8, 3)
+    assert order.tolist() == [1, 2] and triangle.tolist() == [[2, 0], [0, 1]]
 
 
 def test_outliers_are_pivots_too():
