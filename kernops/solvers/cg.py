@@ -182,6 +182,8 @@ class _State:
         self.start(b.clone() if x0 is None else b - matvec(x0))
         self.first, self.first_relative = self.rz, self.relative
         self.history = _History(history, self.rz)
+        #: Columns that met a direction along which A is not positive.
+        self.broken = torch.zeros_like(self.seen, dtype=torch.bool)
         #: The smallest true residual so far, and when it was found.
         self.milestone, self.reached = self.seen, torch.zeros_like(self.seen, dtype=torch.int64)
 
@@ -213,9 +215,11 @@ class _State:
         """Go back to the start in columns that diverged; returns the relative residuals after that.
 
         The error falls in A's norm while residuals may grow, by no more than the root of A's condition number. Where
-        they grew by more than that of a matrix that is singular to rounding, it is rounding that grew.
+        they grew by more than that of a matrix that is singular to rounding, it is rounding that grew; and at
+        all, where A was found not to be positive.
         """
-        most = self.first_relative * torch.finfo(self.b.dtype).eps ** -0.5
+        growth = torch.where(self.broken, 1.0, torch.finfo(self.b.dtype).eps ** -0.5).to(self.relative.device)
+        most = self.first_relative * growth
         worse = torch.isfinite(residual) & (residual > most)
         if bool(worse.any()):
             self.x = torch.where(worse[..., None, :], torch.zeros_like(self.x) if self.x0 is None else self.x0, self.x)
@@ -248,6 +252,7 @@ class _State:
         before, curvature, rz, overlap, relative = facts
         asked = before > 0
         negative = asked & (curvature <= 0)
+        self.broken = self.broken | negative
         if bool((asked & curvature.isnan()).any()):
             self.why = NOT_FINITE
         elif bool(negative.any()):

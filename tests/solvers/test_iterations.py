@@ -60,6 +60,8 @@ def test_negative_directions_are_told_from_rounding(shift, indefinite):
     solution = conjugate_gradients(lambda v: a @ v, B, max_iter=200, warn=False)
     assert solution.indefinite == indefinite and not solution.converged
     assert ("not positive definite" in solution.reason) or not indefinite
+    if indefinite:
+        assert (solution.residual <= 1).all()  # no farther away than x = 0
 
 
 @pytest.mark.parametrize("start", [0.0, 0.5])
