@@ -16,8 +16,9 @@ from sklearn.utils.validation import validate_data
 from ..kernels import from_sklearn
 from ..operators import KernelOperator, NotPositiveDefiniteError
 from ..operators.solving import factorize
+from ..solvers.problems import without_warnings
 from ._base import FLOATS, OneOf, Within, array, check_parameters
-from ._gaussian_process_base import Evaluation, GaussianProcess, final_warnings_only, note_of
+from ._gaussian_process_base import Evaluation, GaussianProcess, error_of, note_of
 from ._posterior import Dense, Iterative, covariance, variance
 from ._progress import with_callbacks
 
@@ -61,7 +62,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         alpha_: weights (n_samples,) or (n_samples, n_targets) of the kernels around the training samples.
         L_: by Cholesky, the factor (n_samples, n_samples).
         log_marginal_likelihood_value_: at ``kernel_.theta``.
-        log_marginal_likelihood_error_: its standard error, from the spread of the random vectors; 0 by Cholesky.
+        log_marginal_likelihood_error_: its standard error, from the spread of the random vectors; 0 by Cholesky,
+            nan where there is one vector only.
         n_iter_: iterations for ``alpha_``; 1 by Cholesky.
         residual_: the largest relative residual of ``alpha_``; 0 by Cholesky.
         n_features_in_, feature_names_in_: of the training data.
@@ -168,7 +170,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
             weights = torch.cholesky_solve(targets, factor)
             self.L_, self.n_iter_, self.residual_ = array(factor), 1, 0.0
         else:
-            with final_warnings_only():
+            with without_warnings():
                 weights, report = operator.solve(targets, return_report=True, **self._settings(operator))
             self.n_iter_, self.residual_ = max(1, report.iterations), float(report.residual.max())
             if not report.converged:
@@ -201,10 +203,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         except NotPositiveDefiniteError as error:
             return Evaluation(-np.inf, np.zeros_like(theta), note=str(error))
         value = -0.5 * (fit.double() + count * logdet.double() + count * n * np.log(2 * np.pi))
-        spread = report.standard_error
-        found = Evaluation(
-            float(value.detach()), None, 0.0 if spread is None else 0.5 * count * float(spread), note_of(report)
-        )
+        found = Evaluation(float(value.detach()), None, count * error_of(report), note_of(report), report)
         if not eval_gradient:
             return found
         (gradient,) = torch.autograd.grad(value, parameters) if len(theta) else (torch.zeros(0),)
@@ -237,7 +236,9 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
             return mean
         own, inverse = KernelOperator(kernel, x), self._inverse()
         if return_cov:
-            return mean, self._spread(covariance(own, across, inverse)).astype(X.dtype)
+            both = self._spread(covariance(own, across, inverse)).astype(X.dtype)
+            inverse.warn("GaussianProcessRegressor.predict")
+            return mean, both
         squares = self._spread(variance(own, across, inverse))
         inverse.warn("GaussianProcessRegressor.predict")
         if (squares < 0).any():

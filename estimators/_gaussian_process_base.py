@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -13,27 +12,19 @@ import numpy as np
 import torch
 from scipy import optimize
 from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
 from sklearn.utils.optimize import _check_optimize_result
 
 from ..kernels import from_sklearn
-from ..operators import ConvergenceWarning as ResidualWarning
 from ..operators import LinearOperator, NumericalWarning, OutOfMemoryError, Preconditioner, Report
 from ..operators.solving import PRECONDITIONERS, RANK, SMALL
 from ..solvers import memory_for
+from ..solvers.problems import without_warnings
 from ._base import OneOf, Within, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped
 
 Tensor = torch.Tensor
-
-
-@contextmanager
-def final_warnings_only() -> Iterator[None]:
-    """Without the solvers' warnings: what holds at the end of ``fit`` is said at its end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        warnings.simplefilter("ignore", ResidualWarning)
-        yield
 
 
 class Evaluation(NamedTuple):
@@ -42,18 +33,20 @@ class Evaluation(NamedTuple):
     Attributes:
         value: its logarithm.
         gradient: by the logarithms of the kernel's parameters, if asked for.
-        error: standard error of the value; 0 where it is exact.
+        error: standard error of the value; 0 where it is exact, nan where it is not known.
         note: how it was computed, in words.
+        report: of the solver; None where there is none.
     """
 
     value: float
     gradient: np.ndarray | None = None
     error: float = 0.0
     note: str = ""
+    report: Report | None = None
 
     def __str__(self) -> str:
         slope = "" if self.gradient is None else f", gradient {np.abs(self.gradient).max(initial=0.0):.1e}"
-        error = f" ± {self.error:.1g}" if self.error else ""
+        error = f" ± {self.error:.1g}" if self.error > 0 else ""
         return f"{self.value:.7g}{error}{slope}{self.note and ', '}{self.note}"
 
 
@@ -63,6 +56,30 @@ def note_of(report: Report) -> str:
         return "Cholesky" + (f" with {report.jitter:.1e} on the diagonal" if report.jitter else "")
     worst = 0.0 if report.residual is None or not report.residual.numel() else float(report.residual.max())
     return f"{report.iterations} iterations at rank {report.rank} to a residual of {worst:.1e}"
+
+
+def _slope(theta: np.ndarray, gradient: np.ndarray, bounds: np.ndarray) -> float:
+    """The largest entry of an objective's gradient, without those that lead out of the bounds."""
+    low, high = bounds.T
+    inside = ((gradient > 0) & (theta > low)) | ((gradient < 0) & (theta < high))
+    return float(np.abs(gradient[inside]).max(initial=0.0))
+
+
+def _slope_of_noise(found: Evaluation) -> float:
+    """A gradient that is within an estimate's noise.
+
+    A tenth of it, the gain from changing a parameter by a tenth, is within three standard errors of the likelihood,
+    or too little to matter: a tenth in the logarithm of a probability, or 10⁻⁴ of it.
+    """
+    known = found.error if np.isfinite(found.error) else 0.0
+    return max(30 * known, 1.0, 1e-3 * abs(found.value))
+
+
+def error_of(report: Report) -> float:
+    """The standard error of half a log-determinant: 0 where it is exact, nan where one random vector has no spread."""
+    if report.standard_error is None:
+        return 0.0 if report.method == "cholesky" else float("nan")
+    return 0.5 * float(report.standard_error)
 
 
 class GaussianProcess(CallbackSupportMixin, BaseEstimator):
@@ -144,47 +161,75 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
     def _search(self, starts: list[np.ndarray], progress: Progress) -> None:
         if starts:
             found = [self._minimize(start, self.kernel_.bounds, progress) for start in starts]
-            theta, value, error = min(found, key=lambda each: each[1])
+            theta, kept = min(found, key=lambda each: -each[1].value)
             self.kernel_.theta = theta
             self.kernel_._check_bounds_params()
-            self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = -float(value), error
         else:
             progress.begin("likelihood")
-            with final_warnings_only():
-                only = self._evaluate(self.kernel_.theta, False)
-            self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = only.value, only.error
-            self._told(progress, self.kernel_.theta, only)
+            with without_warnings():
+                kept = self._evaluate(self.kernel_.theta, False)
+            self._told(progress, self.kernel_.theta, kept)
+        self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = kept.value, kept.error
         progress.begin("solution")
         text = self._finish()
+        self._warn_of(kept)
         with suppress(Stopped):
             progress.end(text, lambda: vars(self))
 
-    def _minimize(
-        self, start: np.ndarray, bounds: np.ndarray, progress: Progress
-    ) -> tuple[np.ndarray, float, float]:  # fmt: skip
-        """The best parameters, their negative likelihood, and its standard error."""
-        best = start, np.inf, 0.0
+    def _warn_of(self, kept: Evaluation) -> None:
+        """Warn of a likelihood whose systems were not solved."""
+        report = kept.report
+        if report is None or report.converged:
+            return
+        worst = float("nan") if report.residual is None else float(report.residual.max())
+        warnings.warn(
+            f"{getattr(self, '_title', type(self).__name__)}: the log marginal likelihood comes from systems that were "
+            f"solved to a relative residual of {worst:.1e} only, above tol={self.tol:g}: {report.reason}. It, its "
+            "gradient and the kernel that was found by them may be less accurate than log_marginal_likelihood_error_ "
+            "says. A larger max_iter, rank, tol or noise helps, or float64",
+            ConvergenceWarning,
+            stacklevel=6,
+        )
+
+    def _minimize(self, start: np.ndarray, bounds: np.ndarray, progress: Progress) -> tuple[np.ndarray, Evaluation]:
+        """The best parameters, and their likelihood."""
+        best = start, Evaluation(-np.inf)
+        seen: dict[bytes, Evaluation] = {}
 
         def objective(theta: np.ndarray, eval_gradient: bool = True) -> Any:
             nonlocal best
             progress.begin("likelihood")
-            found = self._evaluate(theta, eval_gradient)
-            if -found.value < best[1]:
-                best = np.array(theta), -found.value, found.error
+            with without_warnings():  # what holds at the end of ``fit`` is said at its end
+                found = self._evaluate(theta, eval_gradient)
+            seen[np.asarray(theta, dtype=np.float64).tobytes()] = found
+            if found.value > best[1].value:
+                best = np.array(theta), found
             if self._told(progress, theta, found):
                 raise Stopped
             return -found.value if found.gradient is None else (-found.value, -found.gradient)
 
-        with final_warnings_only():
-            try:
-                if callable(self.optimizer):
-                    return (*self.optimizer(objective, start, bounds=bounds), best[2])
-                result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
-            except Stopped:
-                return best
+        def evaluated(theta: Any, value: Any) -> tuple[np.ndarray, Evaluation]:
+            found = seen.get(np.asarray(theta, dtype=np.float64).tobytes(), best[1])
+            return theta, found._replace(value=-float(value))
+
+        try:
+            if callable(self.optimizer):
+                return evaluated(*self.optimizer(objective, start, bounds=bounds))
+            result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
+        except Stopped:
+            return best
+        theta, found = evaluated(result.x, result.fun)
         if self._dense or result.status != 2:  # a line search ends where the noise of an estimate begins
             _check_optimize_result("lbfgs", result)
-        return result.x, float(result.fun), best[2]
+        elif (slope := _slope(theta, result.jac, bounds)) > _slope_of_noise(found):
+            warnings.warn(
+                f"{getattr(self, '_title', type(self).__name__)}: the optimizer stopped in a line search where the "
+                f"gradient is {slope:.1e} still: estimates of the likelihood and of its gradient do not agree. A "
+                "higher rank, more n_probes or a smaller tol helps",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
+        return theta, found
 
     def _told(self, progress: Progress, theta: np.ndarray, found: Evaluation) -> bool:
         """Report an evaluation; whether a callback asks for the end."""
@@ -193,7 +238,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             """The attributes of this estimator, were it fitted with this theta."""
             other = copy.copy(self)
             other.kernel_, other.log_marginal_likelihood_value_ = self.kernel_.clone_with_theta(theta), found.value
-            with final_warnings_only():
+            with without_warnings():
                 other._finish()
             return dict(vars(other))
 

@@ -20,8 +20,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..kernels import from_sklearn
 from ..operators import KernelOperator, NotPositiveDefiniteError, RescaledOperator
+from ..solvers.problems import without_warnings
 from ._base import FLOATS, OneOf, Within, array, check_parameters
-from ._gaussian_process_base import Evaluation, GaussianProcess, final_warnings_only, note_of
+from ._gaussian_process_base import Evaluation, GaussianProcess, note_of
 from ._laplace import DenseLaplace, IterativeLaplace, Laplace, Mode, curvature
 from ._posterior import Dense, Iterative, variance
 from ._progress import with_callbacks
@@ -143,8 +144,9 @@ class _Binary(ClassifierMixin, GaussianProcess):
             return Evaluation(-np.inf, np.zeros_like(theta), note=str(failure))
         note = f"{mode.iterations} Newton steps with {mode.solves} iterations in all, {note_of(report)}"
         if not eval_gradient:
-            return Evaluation(value, None, error, note)
-        return Evaluation(value, np.zeros(0) if gradient is None else array(gradient).astype(np.float64), error, note)
+            return Evaluation(value, None, error, note, report)
+        slope = np.zeros(0) if gradient is None else array(gradient).astype(np.float64)
+        return Evaluation(value, slope, error, note, report)
 
     def _finish(self) -> str:
         laplace = self._laplace()
@@ -152,7 +154,7 @@ class _Binary(ClassifierMixin, GaussianProcess):
         start, done = None, 0
         if recent is not None and np.array_equal(recent[0], self.kernel_.theta):
             _, start, done = recent
-        with final_warnings_only():
+        with without_warnings():
             mode = self._mode(laplace, start, done)
             root, _, _ = curvature(mode.f, laplace.y)
             if isinstance(laplace, DenseLaplace):
@@ -243,8 +245,8 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
         classes_, n_classes_: the labels.
         base_estimator_: the classifier of two classes, or scikit-learn's ``OneVsRestClassifier`` or
             ``OneVsOneClassifier`` with such ones in ``estimators_``. One has ``kernel_``, ``X_train_``, ``y_train_``,
-            ``pi_`` and ``W_sr_``, (n_samples,), ``log_marginal_likelihood_error_`` (the estimate's standard error), and
-            by Cholesky ``L_``.
+            ``pi_`` and ``W_sr_``, (n_samples,), ``log_marginal_likelihood_error_`` (the estimate's standard error; nan
+            for one random vector), and by Cholesky ``L_``.
         kernel_: the kernel with its optimized parameters; a ``CompoundKernel`` for more than two classes.
         log_marginal_likelihood_value_: at ``kernel_.theta``; the mean for more than two classes.
         n_iter_: steps of Newton's method, the most of all problems.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn.functional import softplus
 from ..operators import DenseOperator, KernelOperator, LinearOperator, Report, RescaledOperator
 from ..operators.solving import factorize
 from ..solvers.problems import wide
+from ._gaussian_process_base import error_of
 
 Tensor = torch.Tensor
 
@@ -231,10 +232,12 @@ class IterativeLaplace(Laplace):
         settings = self.settings(matrix)
         logdet, report = matrix.logdet(n_probes=self.n_probes, seed=self.seed, return_report=True, **settings)
         value = mode.value - 0.5 * float(logdet.detach())
-        error = 0.0 if report.standard_error is None else 0.5 * float(report.standard_error)
+        error = error_of(report)
         if parameters is None:
             return value, None, error, report
         by_kernel, by_root = torch.autograd.grad(-0.5 * logdet, [parameters, scale], retain_graph=True)
-        q, _ = self.across(root, by_root * (0.5 * root * bend), self.tol)  # dW^½/df = ½ W^½ (1 - 2 π)
+        q, other = self.across(root, by_root * (0.5 * root * bend), self.tol)  # dW^½/df = ½ W^½ (1 - 2 π)
         (rest,) = torch.autograd.grad(self.kernel @ mode.a, parameters, 0.5 * mode.a + q)
+        if report.converged and not other.converged:
+            report = replace(report, converged=False, reason=other.reason, residual=other.residual)
         return value, rest + by_kernel, error, report

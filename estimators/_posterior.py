@@ -11,9 +11,8 @@ import torch
 from scipy import linalg
 from sklearn.exceptions import ConvergenceWarning
 
-from ..operators import ConvergenceWarning as ResidualWarning
 from ..operators import KernelOperator, LinearOperator, OutOfMemoryError, Preconditioner
-from ..solvers.problems import ran_out_of_memory, size_of, wide
+from ..solvers.problems import ran_out_of_memory, size_of, wide, without_warnings
 from ._base import array
 
 Tensor = torch.Tensor
@@ -22,7 +21,7 @@ Tensor = torch.Tensor
 QUERIES = 128
 #: Most times that systems are solved more accurately, because a variance is small beside what it is a difference of.
 ROUNDS = 4
-#: Variances are accurate to this many times ``tol``, of themselves.
+#: Variances are accurate to this many times ``tol``, of themselves; covariances, of the product of two deviations.
 ACCURACY = 10.0
 
 
@@ -53,6 +52,10 @@ def in_tiles(count: int, size: int, work: Callable[[slice], None], what: str, ea
             start = rows.stop
 
 
+#: Of queries before: which ones, and their x of ``Iterative``, on the host.
+Solutions = list[tuple[slice, Tensor]]
+
+
 class Dense:
     """S A⁻¹ S of a matrix A whose Cholesky factor is at hand, and a diagonal S."""
 
@@ -73,6 +76,10 @@ class Dense:
         """The diagonal of Cᵀ S A⁻¹ S C."""
         return torch.as_tensor((self._half(columns) ** 2).sum(axis=0)).to(prior)
 
+    def block(self, across: KernelOperator, rows: slice, prior: Tensor, known: Solutions) -> Tensor:
+        """Columns ``rows`` of Cᵀ S A⁻¹ S C, in the rows before ``rows.stop``; C is the transpose of ``across``."""
+        return wide(across[: rows.stop, :] @ self.solve(across[rows, :].to_dense().mT))
+
     def warn(self, name: str) -> None:
         """Nothing is amiss."""
 
@@ -84,7 +91,9 @@ class Iterative:
     For an x with the residual r = c - A x, the form is (c + r)ᵀ x + rᵀ A⁻¹ r. The last term is what is not known; it is
     at most rᵀ P⁻¹ r for a P with P ≤ A in the sense of quadratic forms, which holds for a pivoted Cholesky
     decomposition of a part of A (A - P is a Schur complement), and for the diagonal of a part that was added. Where
-    that is not small beside the variance, the system is solved more accurately.
+    that is not small beside the variance, the system is solved more accurately. For two queries the form is
+    cᵢᵀ xⱼ + xᵢᵀ rⱼ + rᵢᵀ A⁻¹ rⱼ. The last term is at most the geometric mean of theirs; and a covariance without it is
+    too large by a matrix that is positive semidefinite, so that it stays one.
 
     Args:
         operator: A.
@@ -119,19 +128,29 @@ class Iterative:
     def _scaled(self, c: Tensor) -> Tensor:
         return c if self.scale is None else self.scale[:, None] * c
 
-    def solve(self, columns: Tensor) -> Tensor:
-        """S A⁻¹ S C, to ``tol``."""
-        return self._scaled(self.operator.solve(self._scaled(columns), tol=self.tol, **self.settings)[0])
-
     def quadratic(self, columns: Tensor, prior: Tensor) -> Tensor:
         """The diagonal of Cᵀ S A⁻¹ S C, so that the prior's variance less that is accurate to ``ACCURACY tol``."""
-        columns = self._scaled(columns)
+        return self._refined(self._scaled(columns), prior)[2]
+
+    def block(self, across: KernelOperator, rows: slice, prior: Tensor, known: Solutions) -> Tensor:
+        """As for ``Dense``, as accurate as ``quadratic``; ``known`` is of all queries before, and these are added."""
+        columns = self._scaled(across[rows, :].to_dense().mT)
+        x, rest, _ = self._refined(columns, prior)
+        ends, parts = (wide(x), wide(rest)), []
+        for before, other in known:
+            c = self._scaled(across[before, :].to_dense().mT)
+            parts.append(wide(c).mT @ ends[0] + wide(other.to(x)).mT @ ends[1])
+        parts.append(wide(columns).mT @ ends[0] + ends[0].mT @ ends[1])
+        known.append((rows, x.cpu()))
+        return torch.cat(parts)
+
+    def _refined(self, columns: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x, r and (c + r)ᵀ x of columns c."""
         accuracy, tol, settings = ACCURACY * self.tol, 0.1 * self.tol**0.5, dict(self.settings)
-        x = None
+        x: Tensor | None = None
         floor = prior.abs().max() * (100 * torch.finfo(columns.dtype).eps)
         for _ in range(ROUNDS):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResidualWarning)
+            with without_warnings():
                 x, report = self.operator.solve(columns, x0=x, tol=tol, **settings)
             rest = columns - self.operator @ x
             form = (wide(columns + rest) * wide(x)).sum(-2)
@@ -144,7 +163,8 @@ class Iterative:
             if self.settings["max_iter"] is None:  # not without end, where a bound is too pessimistic
                 settings["max_iter"] = 3 * report.iterations + 20
         self.error = max(self.error, error)
-        return form
+        assert x is not None
+        return x, rest, form
 
     def warn(self, name: str) -> None:
         """Warn of variances that are less accurate than they should be."""
@@ -181,13 +201,15 @@ def covariance(own: KernelOperator, across: KernelOperator, inverse: Dense | Ite
             f"a covariance of {count} queries needs {size_of(8 * count**2)}. return_std needs {size_of(8 * count)}"
         ) from error
     kernel, diagonal = own._split()
+    prior = own.diagonal()
+    known: Solutions = []
 
     def work(rows: slice) -> None:
-        solved = inverse.solve(across[rows, :].to_dense().mT)
-        block: Any = -wide(across @ solved)
+        block = -inverse.block(across, rows, prior[rows], known)
         if kernel is not None:
-            block = block + wide(kernel[rows, :].to_dense().mT)
-        out[:, rows] = array(block)
+            block = block + wide(kernel[rows, : rows.stop].to_dense().mT)
+        out[: rows.stop, rows] = array(block)
+        out[rows, : rows.start] = out[: rows.start, rows].T
 
     in_tiles(count, QUERIES, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
     if diagonal is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,7 @@ from ..solvers import (
     pivoted_cholesky,
 )
 from ..solvers.implicit import keep, kept, pull_back
-from ..solvers.problems import check_floats, wide
+from ..solvers.problems import check_floats, warn, wide
 from .base import LinearOperator
 
 Tensor = torch.Tensor
@@ -284,7 +283,7 @@ def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner
     if "not finite" in solution.reason:
         raise ValueError(NOT_FINITE)
     rank = 0 if preconditioner is None else preconditioner.rank
-    warnings.warn(
+    warn(
         f"conjugate gradients stopped at a relative residual of {worst:.1e} after {solution.iterations} iterations, "
         f"above tol={settings.tol:g}: {solution.reason}. A larger add_diagonal, a preconditioner of higher rank (now "
         f"{rank}), a larger tol or max_iter, or float64 helps",
@@ -350,7 +349,7 @@ def _factorized(dense: Tensor) -> tuple[Tensor, Report]:
         jitter = 10.0 ** (power + 1) * n**0.5 * torch.finfo(dense.dtype).eps * size
         factor, info = torch.linalg.cholesky_ex(dense + jitter * torch.eye(n, dtype=dense.dtype, device=dense.device))
         if not bool(info.any()):
-            warnings.warn(
+            warn(
                 f"the operator is singular to the accuracy of its dtype; {jitter:.1e} was added to its diagonal. "
                 "Equal points without noise are one cause; add_diagonal is the cure",
                 NumericalWarning,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
@@ -24,6 +26,26 @@ class NotPositiveDefiniteError(torch.linalg.LinAlgError):
 
 class OutOfMemoryError(torch.cuda.OutOfMemoryError, MemoryError):
     """There is not as much memory as a computation needs; the message says how much that is, and what needs less."""
+
+
+#: Whether ``warn`` is silent: in this thread alone, which the filters of ``warnings`` are not.
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without the solvers' warnings, for a caller that looks at their reports; of this thread only."""
+    before = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
+
+
+def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
+    """``warnings.warn``, except within ``without_warnings``."""
+    if not _silent.get():
+        warnings.warn(message, category, stacklevel=stacklevel + 1)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
