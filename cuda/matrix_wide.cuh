@@ -203,11 +203,21 @@ struct WideRows {
     }
     template <bool FULL, int N, class Fill>
     KN_FN void add_parts(const float* numbers, int left, Fill fill) {
+        // With few rows the first products of the next columns are computed while the second ones of these are waited for.
+        constexpr bool AHEAD = H == 1;
+        float next[H][N];
+        if (AHEAD) fill(next, 0);
 #pragma unroll 1
         for (int first = 0; first < P::POINTS; first += 2 * N) {
             __syncwarp();  // keeps the compiler from unrolling this, for which there are no registers
             float s[H][N];
-            fill(s, first);
+            if (AHEAD) {
+                KN_UNROLL_ALL
+                for (int k = 0; k < H * N; ++k) s[k / N][k % N] = next[k / N][k % N];
+                fill(next, first + 2 * N < P::POINTS ? first + 2 * N : 0);
+            } else {
+                fill(s, first);
+            }
             add_wide<G, FULL>(warp, scales, sums, s, numbers, first, left);
         }
     }

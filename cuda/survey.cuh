@@ -15,12 +15,13 @@ KN_FN void centre(const typename G::Arguments& a) {
     const int d = group * 32 + lane;
     Survey* survey = P::survey(a, batch);
     const long long count = a.n < P::SAMPLE ? a.n : P::SAMPLE;
+    const double step = static_cast<double>(a.n) / static_cast<double>(count);
     In<G> in(a, batch);
     float sum = 0;
     if (G::F::SQUARE && d < P::LENGTH)
-#pragma unroll 8
+#pragma unroll 16
         for (long long s = row; s < count; s += 8) {
-            in.index = s * a.n / count;
+            in.index = static_cast<long long>(static_cast<double>(s) * step);
             sum += G::F::template right<float>(in, d);
         }
     part[row][lane] = sum;

@@ -270,7 +270,7 @@ def _matrix_launch(key: tuple, s: MatrixSchedule) -> Launch:
     items: dict[str, tuple[int, int | Fraction]] = {  # work items, and threads for each
         "survey": (batch * (m + n + matrix_source.sampled(s, form)), matrix_source.surveyors(s, form)),
         "pack": (batch * (s.row_blocks + s.tiles) * POINTS, matrix_source.packers(s)),
-        "merge": (batch * s.pieces * m, instantiate.LANES),
+        "merge": (batch * s.pieces * m, s.lanes),
         "finish_wide": (batch * m * plan.dim, 1),
     }
     eights = s.width // 8 * s.pieces  # of components of right-hand sides
@@ -291,7 +291,7 @@ def _launch(key: tuple, s: Schedule, functions: dict[str, int], first: Launch | 
     items = {  # work items, and threads for each
         "pack_rows": (batch * s.row_blocks * s.threads * s.rows, 1),
         "pack_cols": (batch * n, 1),
-        "merge": (batch * s.chunks * m, instantiate.LANES),
+        "merge": (batch * s.chunks * m, s.lanes),
         "merge_lists": (s.scratch, 1),
     }
     kernels = tuple(

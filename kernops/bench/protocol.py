@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 #: A sample repeats the call until it lasts this long, so that the clock's and the launch's own cost do not count.
-SAMPLE_SECONDS = {"cpu": 0.02, "cuda": 0.005}
+SAMPLE_SECONDS = 0.02
 #: Before each sample, so that the threads of the contender before it have stopped spinning.
 PAUSE_SECONDS = 0.005
 #: A call shorter than this is run once more, untimed, before each sample: caches and threads are then its own.
@@ -85,7 +85,7 @@ def interleave(
     """
     clock = CLOCKS[device]
     once = {name: clock(call, 1) for name, call in calls.items()}  # the warm-up, and the length of a sample
-    counts = {name: max(1, round(SAMPLE_SECONDS[device] / max(t, 1e-9))) for name, t in once.items()}
+    counts = {name: max(1, round(SAMPLE_SECONDS / max(t, 1e-9))) for name, t in once.items()}
     timings = {name: Timing() for name in calls}
     with _without_collector():
         for k in range(max(repeats, 1)):

@@ -12,8 +12,8 @@ HEADERS = (
     "math.cuh", "numbers.cuh", "pack.cuh", "reductions.cuh", "data.cuh", "tile.cuh", "merge.cuh", "expsum.cuh",
     "kmin.cuh", "ranked.cuh", "boxes.cuh", "search.cuh",
 )  # fmt: skip
-#: Threads that merge the splits of one row, and threads of a block of the kernels that have one work item a thread.
-LANES, ITEM_THREADS = 16, 128
+#: Threads of a block of the kernels that have one work item a thread.
+ITEM_THREADS = 128
 
 #: Core -> what becomes of its states.
 RESULTS = {
@@ -75,7 +75,7 @@ def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, stored: st
         f"    typedef {stored} E;",
         f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, PLAIN = {s.plain},",
         f"                         TILE = {s.tile}, TILES = {s.tiles}, C = {s.chunk}, CHUNKS = {s.chunks},",
-        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES};",
+        f"                         BATCH = {max(1, batch_dims)}, LANES = {s.lanes};",
         f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",
         f"    static constexpr bool COLS_IN_MEMORY = {_bool(s.cols_in_memory)}, MATRIX = false;",
         "    static constexpr int K = F::K;",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from ..formula.graph import topological
 from ..formula.plan import Plan
 from .matrix import Form, matrix_form
-from .schedule import Device
+from .schedule import Device, merge_lanes
 
 #: Of a panel of rows and of a tile of columns.
 POINTS = 128
@@ -26,9 +26,11 @@ LEAST_TIGHT_PAIRS, LEAST_MOMENT_PAIRS, FEW_DERIVATIVES = 2**31, 2**28, 4
 WIDE = (8, 16, 32, 64)
 #: Blocks of tight points that share a multiprocessor, by the most components that each sums; up to NARROW components, a
 #: warp finishes few columns at once for the sake of registers, and so of blocks.
-TIGHT_BLOCKS, NARROW = ((8, 5), (16, 4), (32, 2)), 16
+TIGHT_BLOCKS, NARROW = ((8, 6), (16, 4), (32, 2)), 16
 #: Tiles whose sums are added plainly, where no registers are left to compensate them.
 MOST_TILES = 512
+#: By whether points are tight: tiles that a split costs, and how near the best number of splits is near enough.
+SPLITS = {False: (3, 1.02), True: (2, 1.005)}
 #: Bytes of scratch of all batch elements: points are packed for each, also where they are the same.
 MOST_SCRATCH = 2 << 30
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
@@ -54,7 +56,7 @@ class MatrixSchedule:
         sub, sixteens: times eight columns, and times sixteen rows, that a warp finishes at once.
         soft: how many of 32 exponentials are polynomials.
         width, pieces: components of the result of a block; number of such pieces.
-        long_index: as in ``Schedule``.
+        lanes, long_index: as in ``Schedule``.
         row_blocks, tiles: panels of rows, tiles of columns.
         splits, span: the columns are cut into ``splits`` ranges of ``span``, a multiple of 128.
         blocks, shared: of the main kernel.
@@ -74,6 +76,7 @@ class MatrixSchedule:
     soft: int
     width: int
     pieces: int
+    lanes: int
     long_index: bool
     # ---
     row_blocks: int
@@ -134,7 +137,7 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
     light = plan.core == "Sum" and not form.wide  # whose states leave registers for two blocks
     several = _blocks_each(device, tight, groups, light, width, shared)
     fewest = _up(tiles, MOST_TILES) if form.wide and chunks > 1 else 1
-    splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several, fewest)
+    splits, span = _split(row_blocks * pieces * batch, tiles, device.multiprocessors * several, fewest, *SPLITS[tight])
     halves = chunks * (1 if tight else 2) * steps * 32 * POINTS
     moment = form.rhs is not None and form.rhs.moment != 0
     saved = 0 if splits == 1 and not moment else batch * m * splits * 4 * (
@@ -153,6 +156,7 @@ def build(plan: Plan, form: Form, m: int, n: int, batch: int, device: Device) ->
         soft=_soft(plan, form, steps * chunks, groups),
         width=width,
         pieces=pieces,
+        lanes=merge_lanes(batch * m),
         long_index=n > 2**31 - 1,
         row_blocks=row_blocks,
         tiles=tiles,
@@ -180,10 +184,12 @@ def _soft(plan: Plan, form: Form, steps: int, groups: bool) -> int:
 
 def _blocks_each(device: Device, tight: bool, groups: bool, light: bool, width: int, shared: int) -> int:
     """Blocks that share a multiprocessor: several, if the registers of a thread suffice for what it sums."""
+    newest = device.arch[0] >= 10  # whose compiler needs more registers
     if tight and light:
-        wanted = 5 if width == 1 and device.arch[0] < 10 else 4  # its compiler needs more than 96 registers
+        wanted = 5 if width == 1 and not newest else 4
     elif tight:
         wanted = next((blocks for most, blocks in TIGHT_BLOCKS if width <= most), 1)
+        wanted = min(wanted, 5) if newest else wanted
     else:
         wanted = 2 if groups and light else 1
     return max(1, min(wanted, (device.shared - RESERVED) // shared))
@@ -237,21 +243,21 @@ def _variants(
             yield steps, chunks, resident, 2, panel + 2 * (stage + numbers + rhs) + 16
 
 
-def _split(blocks: int, tiles: int, slots: int, fewest: int) -> tuple[int, int]:
-    """``(splits, span)`` that keep the device busy to the end, where a split costs three tiles; at least ``fewest``.
+def _split(blocks: int, tiles: int, slots: int, fewest: int, cost_of_one: int, near: float) -> tuple[int, int]:
+    """``(splits, span)`` that keep the device busy to the end; at least ``fewest``. The last two as in ``SPLITS``.
 
     Blocks that began together do not end together: the last of them runs alone for about half of its time. As splits
-    take memory, there are no more than bring it within a few per cent of the best.
+    take memory, there are no more than bring it close to the best.
     """
 
     def cost(splits: int) -> float:
         each = _up(tiles, splits)
-        return (_up(blocks * _up(tiles, each), slots) + 0.5) * (each + 3)
+        return (_up(blocks * _up(tiles, each), slots) + 0.5) * (each + cost_of_one)
 
     most = max(1, min(64, tiles // 4))
     costs = {splits: cost(splits) for splits in range(1, most + 1)}
     least = min(costs.values())
-    each = _up(tiles, max(fewest, next(splits for splits, found in costs.items() if found <= 1.02 * least)))
+    each = _up(tiles, max(fewest, next(splits for splits, found in costs.items() if found <= near * least)))
     return _up(tiles, each), each * POINTS
 
 

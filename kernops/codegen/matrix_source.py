@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ..formula.plan import Plan
-from .instantiate import HEADERS, ITEM_THREADS, LANES, RESULTS, _bool, scalar_text
+from .instantiate import HEADERS, ITEM_THREADS, RESULTS, _bool, scalar_text
 from .matrix import Form, emit_matrix
 from .matrix_schedule import POINTS, MatrixSchedule
 
@@ -67,7 +67,7 @@ def source(plan: Plan, form: Form, s: MatrixSchedule, batch_dims: int, stored: s
         f"    typedef {stored} E;",
         f"    static constexpr int THREADS = {256 // s.sixteens}, R = 2, Q = 4, TILE = {POINTS},",
         f"                         C = {s.width}, CHUNKS = {s.pieces},",
-        f"                         BATCH = {max(1, batch_dims)}, LANES = {LANES}, ITEM_THREADS = {ITEM_THREADS};",
+        f"                         BATCH = {max(1, batch_dims)}, LANES = {s.lanes}, ITEM_THREADS = {ITEM_THREADS};",
         f"    static constexpr int STEPS = {s.steps}, SUB = {s.sub}, H = {s.sixteens}, STAGES = {s.stages},",
         f"                         SOFT = {s.soft};",
         f"    static constexpr bool TURNS = {_bool(s.turns)};",

@@ -59,7 +59,9 @@ MOST_TILES, ROOM_FOR = 4, 11
 LIGHT = 104
 #: With at most so many, the compiler is told to leave room for so many blocks: else it spares registers for more, and
 #: puts the uses of one unit side by side for want of them.
-FEW_REGISTERS, BLOCKS_EACH = 92, 8
+FEW_REGISTERS, BLOCKS_EACH = 92, 6
+#: Threads that merge the splits of a row: many for few rows, whose splits are many, and few where rows keep a GPU busy.
+LANES, LANES_OF_MANY_ROWS, MANY_ROWS = 16, 4, 8192
 #: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
 MAX_CODE = 640
 MAX_GRID = 2**31 - 1
@@ -106,6 +108,7 @@ class Schedule:
         blocks_each: blocks that registers shall leave room for on a multiprocessor; 0 leaves it to the compiler.
         list: for KMin, whether a list is kept by a ``"warp"`` (``rows``, ``cols`` are then those of a warp and of a
             lane), or by a thread in ``"registers"`` or as a ``"heap"``; else empty.
+        lanes: threads that merge the splits of a row.
         long_index: whether a column's index needs 64 bits.
         row_blocks: blocks that cover the rows of one batch element.
         splits, span: the columns are cut into ``splits`` ranges of ``span``.
@@ -128,6 +131,7 @@ class Schedule:
     plain: int
     blocks_each: int
     list: str
+    lanes: int
     long_index: bool
     # ---
     row_blocks: int
@@ -272,6 +276,11 @@ def _plain(f: Facts, s: Shape, itemsize: int, device: Device) -> int:
     return plain_pairs(f, s.rows * s.cols, issued, device.arch)
 
 
+def merge_lanes(rows: int) -> int:
+    """Threads that merge the splits of one of so many rows."""
+    return LANES if rows < MANY_ROWS else LANES_OF_MANY_ROWS
+
+
 def _split(columns: int, blocks: int, f: Facts, device: Device) -> tuple[int, int]:
     """``(splits, span)`` of so many columns, where so many blocks would run without."""
 
@@ -334,6 +343,7 @@ def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device
         plain=_plain(f, s, itemsize, device),
         blocks_each=BLOCKS_EACH if need <= FEW_REGISTERS else 1 if f.core == "KMin" else 0,
         list=place,
+        lanes=merge_lanes(batch * chunks * m),
         long_index=index == 8,
         row_blocks=row_blocks,
         splits=splits,

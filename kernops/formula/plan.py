@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from .graph import CAT_COL, CAT_I, CAT_J, CAT_ROW, CAT_SCALAR, PAIR, J, Node, Param, check, rewrite, var, variables
 from .ops import apply, lowered, total
 from .reductions import CORES
-from .simplify import pieces, row_factor, simplify
+from .simplify import pieces, row_factor, simplify, weighed_terms
 
 #: How a minimum is found: as the back end sees fit, by comparing all pairs, or by leaving out those that cannot matter
 #: (an error where that cannot be done).
@@ -176,6 +176,7 @@ def hoist(plan: Plan) -> Program:
     factor = None
     if plan.core == "Sum" and (not plan.first or roots[0].op == "Concat"):  # else a factor could take components away
         factor, roots[0] = row_factor(roots[0])
+        roots[0] = weighed_terms(roots[0])
     rows: dict[Node, Node] = {}
     cols: dict[Node, Node] = {}
     for piece in [] if factor is None else pieces(factor):

@@ -9,6 +9,11 @@ from functools import partial
 
 from .graph import PAIR, I, J, Node, P, const, make, topological
 from .ops import OPS, add, apply, broadcast, concat, div, mul, neg, sub, total
+from .signs import sign_of
+
+#: Numbers up to this, and their inverses, may be left out of a square: by others it could overflow, or vanish, where
+#: the formula as written does not.
+MODEST = 1000.0
 
 
 def simplify(root: Node) -> Node:
@@ -53,6 +58,26 @@ def _sum_of_product(a: Node) -> Node | None:
     for step in reversed(steps):
         out = step(out)
     return out
+
+
+def _root_of_multiple(a: Node) -> Node | None:
+    """sqrt(c · s) = sqrt(c) · sqrt(s) for a number c > 0, which then meets the other numbers around it."""
+    if a.kind == PAIR and a.op == "Mul":
+        for c, s in (a.args, a.args[::-1]):
+            if c.value is not None and 1 / MODEST <= c.value <= MODEST:
+                return mul(math.sqrt(c.value), apply("Sqrt", s))
+    return None
+
+
+def _square_of_known(a: Node) -> Node | None:
+    """The square of a root is there already, and that of a number is a number."""
+    if a.op == "Sqrt" and sign_of(a.args[0]) > 0:
+        return a.args[0]
+    if a.kind == PAIR and a.op == "Mul":
+        for c, s in (a.args, a.args[::-1]):
+            if c.value is not None and 1 / MODEST <= abs(c.value) <= MODEST:
+                return mul(c.value * c.value, _square_of_known(s) or apply("Square", s))
+    return None
 
 
 def _divided_by(s: Node, a: Node) -> Node:
@@ -170,6 +195,8 @@ def _pair_and_other(a: Node) -> tuple[Node | None, Node | None]:
 
 _RULES: dict[str, Callable[..., Node | None]] = {
     "Sum": _sum_of_product,
+    "Sqrt": _root_of_multiple,
+    "Square": _square_of_known,
     "Exp": _exp_to_exp2,
     "Add": _sum,
     "Sub": _difference_with_number,
@@ -188,6 +215,49 @@ def row_factor(root: Node) -> tuple[Node | None, Node]:
     cols = [n for n in rest if n.kind != PAIR]
     pairs = [n for n in rest if n.kind == PAIR] + ([_product(cols)] if cols else [])
     return _product(rows), _product(pairs) if pairs else const(1.0)
+
+
+def weighed_terms(root: Node) -> Node:
+    """b · (s + t) · f = (b · s + b · t) · f for a column's number b, a term s that does not depend on the row, and f.
+
+    b · s is then computed once per column, b · t + b · s in one instruction, and what is left is one product that a sum
+    takes in as it is: an instruction less for a pair. Powers of a distance times an exponential, as Matérn's, are such.
+    """
+    rows: list[Node] = []
+    factors: list[Node] = []
+    _split_product(root, rows, factors)
+    cols = [n for n in factors if n.kind != PAIR]
+    sums = [
+        n for n in factors if n.kind == PAIR and n.op in ("Add", "Sub") and _holds_column(n) and factors.count(n) == 1
+    ]
+    if rows or len(cols) != 1 or not sums or len(factors) < 3 or any(n.dim > 1 for n in factors):
+        return root
+    others = [n for n in factors if n is not sums[0] and n is not cols[0]]
+    return _product([*others, _weighed(sums[0], cols[0])])
+
+
+def _holds_column(a: Node, depth: int = 8) -> bool:
+    """Whether a term of the sum ``a`` does not depend on the row."""
+    if a.op not in ("Add", "Sub") or not depth:
+        return a.kind in (P, J)
+    return any(_holds_column(t, depth - 1) for t in a.args)
+
+
+def _weighed(a: Node, b: Node, depth: int = 8) -> Node:
+    """b · a, where what does not depend on the row takes b, if there is such a part."""
+    if a.kind not in (P, J) and depth:
+        if a.op in ("Add", "Sub"):
+            return (add if a.op == "Add" else sub)(*(_weighed(t, b, depth - 1) for t in a.args))
+        if a.op == "Neg":
+            return neg(_weighed(a.args[0], b, depth - 1))
+        if a.op == "Mul":
+            for c, s in (a.args, a.args[::-1]):
+                if c.kind in (P, J):
+                    return _weighed(s, mul(b, c), depth - 1)
+            for c, s in (a.args, a.args[::-1]):
+                if _holds_column(c):
+                    return mul(_weighed(c, b, depth - 1), s)
+    return mul(b, a)
 
 
 def _factor_of_pieces(root: Node) -> tuple[Node | None, Node]:

@@ -73,7 +73,7 @@ def nearest(d: int, k: int) -> Plan:
 
 #: name -> (plan, bytes of a number, most registers of the reducing kernel on each of ARCHS, of any other kernel)
 REGISTERS: dict[str, tuple[Callable[[], Plan], int, tuple[int, int, int], int]] = {
-    "gaussian D=3": (lambda: gaussian(3), 4, (61, 63, 64), 26),
+    "gaussian D=3": (lambda: gaussian(3), 4, (72, 72, 72), 26),
     "gaussian D=3 E=16": (lambda: gaussian(3, 16), 4, (156, 158, 158), 60),
     "gaussian D=16": (lambda: gaussian(16), 4, (80, 122, 124), 26),
     "gaussian D=64": (lambda: gaussian(64), 4, (128, 83, 83), 26),
@@ -81,7 +81,7 @@ REGISTERS: dict[str, tuple[Callable[[], Plan], int, tuple[int, int, int], int]] 
     "gradient D=3": (lambda: gradient(3), 4, (72, 80, 72), 32),
     "value and gradient D=3": (lambda: value_and_gradient(3), 4, (96, 96, 80), 32),
     "gradients by y and b D=3": (lambda: gradients_of_columns(3), 4, (87, 91, 72), 32),
-    "logsumexp D=3": (lambda: make_plan("LogSumExp", neg(_distance(3))), 4, (64, 64, 64), 32),
+    "logsumexp D=3": (lambda: make_plan("LogSumExp", neg(_distance(3))), 4, (79, 77, 77), 32),
     "softmax D=3": (lambda: softmax(3), 4, (64, 64, 64), 32),
     "laplacian D=3": (lambda: laplacian(3), 4, (64, 64, 64), 26),
     "min D=3": (lambda: make_plan("Min", _distance(3)), 4, (61, 63, 56), 26),
@@ -110,10 +110,10 @@ def test_kernels_stay_within_their_registers_and_spill_nothing(name: str, arch: 
 OTHER_REGISTERS: dict[str, tuple[str, Callable[[], Plan], tuple[int, int, int], int]] = {
     "nearest 10 D=64": ("nearest_list", lambda: nearest(64, 10), (223, 110, 240), 226),
     "search 10 D=3": ("search", lambda: nearest(3, 10), (55, 55, 66), 114),
-    "gaussian D=3": ("matrix", lambda: gaussian(3), (96, 96, 128), 56),
-    "gaussian D=3 E=16": ("matrix", lambda: gaussian(3, 16), (126, 117, 115), 56),
-    "value and gradient D=3": ("matrix", lambda: value_and_gradient(3), (94, 95, 90), 56),
-    "gaussian D=16": ("matrix", lambda: gaussian(16), (168, 128, 200), 64),
+    "gaussian D=3": ("matrix", lambda: gaussian(3), (96, 96, 128), 76),
+    "gaussian D=3 E=16": ("matrix", lambda: gaussian(3, 16), (126, 117, 115), 76),
+    "value and gradient D=3": ("matrix", lambda: value_and_gradient(3), (94, 95, 90), 76),
+    "gaussian D=16": ("matrix", lambda: gaussian(16), (168, 128, 200), 76),
     "gaussian D=64": ("matrix", lambda: gaussian(64), (174, 128, 226), 94),
     "gaussian D=64 E=16": ("matrix", lambda: gaussian(64, 16), (186, 192, 254), 101),
     "gaussian D=1000": ("matrix", lambda: gaussian(1000), (216, 168, 250), 86),

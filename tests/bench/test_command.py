@@ -19,7 +19,7 @@ QUICK = ["--n", "200", "--repeats", "1", "--device", "cpu", "--no-probes"]
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch):
-    monkeypatch.setitem(protocol.SAMPLE_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(protocol, "SAMPLE_SECONDS", 0.0)
     monkeypatch.setitem(peers.TRY_PAIRS, "cpu", 1)
     monkeypatch.setattr(peers, "CHUNKS", (64,))
 

@@ -95,7 +95,7 @@ def test_a_cliff_is_a_step_of_the_time_per_flop():
 @pytest.fixture
 def small(monkeypatch):
     """Rows that take no time."""
-    monkeypatch.setitem(protocol.SAMPLE_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(protocol, "SAMPLE_SECONDS", 0.0)
     monkeypatch.setitem(peers.TRY_PAIRS, "cpu", 1)
     monkeypatch.setattr(peers, "CHUNKS", (64,))
     table = (

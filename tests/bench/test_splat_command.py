@@ -19,7 +19,7 @@ QUICK = ["splat", "--setting", "tiny", "--repeats", "1", "--device", "cpu", "--b
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(protocol.SAMPLE_SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(protocol, "SAMPLE_SECONDS", 0.0)
     monkeypatch.setitem(SETTINGS, "tiny", TINY)
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from kernops import formula as _fill_the_table  # noqa: F401
+from kernops.backends import reduce
 from kernops.formula import signs
 from kernops.formula.graph import CAT_I, CAT_J, CAT_SCALAR, Node, topological, var
 from kernops.formula.ops import OPS, add, apply, div, lowered, mul, neg, sub
+from kernops.formula.plan import make_plan
 from kernops.formula.signs import sign_of
 from kernops.formula.simplify import simplify
 
@@ -83,3 +85,60 @@ def test_logarithms_beside_numbers_of_their_size(node: Node, rough: str | None) 
         assert not found & {"LogTerm", "LogTermOfNormal"}
     else:
         assert found == {rough}
+
+
+B = var(CAT_J, 3, 1)
+R = apply("Sqrt", D)
+DECAY = apply("Exp2", neg(R))
+
+
+@pytest.mark.parametrize(
+    ("node", "want"),
+    [
+        (apply("Sqrt", mul(4.0, D)), mul(2.0, R)), (apply("Sqrt", mul(D, 9.0)), mul(3.0, R)),
+        (apply("Sqrt", mul(-4.0, D)), None), (apply("Sqrt", mul(1e30, D)), None), (apply("Sqrt", mul(S, D)), None),
+        (apply("Square", R), D), (apply("Square", mul(-3.0, R)), mul(9.0, D)),
+        (apply("Square", apply("Sqrt", mul(S, D))), None),  # not a number where S is negative
+        (apply("Square", mul(1e-30, D)), None), (apply("Square", mul(2.0, S)), None),
+    ],
+)  # fmt: skip
+def test_numbers_in_roots_and_squares(node: Node, want: Node | None) -> None:
+    """Numbers come out of them, unless the square could overflow or vanish where the formula does not."""
+    assert simplify(lowered(node)) is (node if want is None else want)
+
+
+@pytest.mark.parametrize(
+    ("node", "columns", "shared"),
+    [
+        (mul(mul(add(1.0, R), DECAY), B), 1, True), (mul(mul(add(1.0, mul(2.0, R)), DECAY), B), 2, True),
+        (mul(mul(add(add(1.0, mul(2.0, R)), mul(3.0, D)), DECAY), B), 3, True),
+        (mul(mul(sub(mul(R, sub(0.5, D)), 1.0), DECAY), neg(B)), 2, True),
+        (mul(mul(add(S, R), DECAY), B), 2, True),
+        (mul(mul(add(1.0, R), add(1.0, R)), B), 1, False),  # a factor twice: nothing would be saved
+        (mul(mul(R, DECAY), B), 1, False),
+    ],
+)  # fmt: skip
+def test_sums_take_the_weight_of_their_column(node: Node, columns: int, shared: bool) -> None:
+    """Numbers of a column, besides its point; and the same values, in float64, as the formula as written."""
+    plan = make_plan("Sum", node)
+    assert plan.program.n_col - X.dim == columns
+    assert (
+        plan.program.pair[0].op == "Mul" and any(a.op in ("Add", "Sub") for a in plan.program.pair[0].args)
+    ) == shared
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(k, 3, generator=g, dtype=torch.float64) for k in (5, 7))
+    tensors: list = [x, y, -1.5, torch.randn(7, 1, generator=g, dtype=torch.float64)]
+    (got,) = reduce(plan, tensors, 5, 7)
+    s = ((x[:, None] - y[None]) ** 2).sum(-1)
+    torch.testing.assert_close(got, _dense(node, s, tensors).sum(1, keepdim=True), rtol=1e-13, atol=1e-13)
+
+
+def _dense(node: Node, s: torch.Tensor, tensors: list) -> torch.Tensor:
+    """The formula as written, for all pairs."""
+    if node is D:
+        return s
+    if node.value is not None:
+        return torch.tensor(node.value, dtype=torch.float64)
+    if node.is_var:
+        return torch.tensor(tensors[2], dtype=torch.float64) if node is S else tensors[3].T
+    return OPS[node.op].ref(torch, *(_dense(a, s, tensors) for a in node.args))
