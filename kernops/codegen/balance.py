@@ -12,8 +12,15 @@ from .floors import EXP, FMA, PLAIN_POWER, gpu
 
 #: Instructions of a pair besides those of its formula: reads of the tile, and the loop.
 OVERHEAD = 0.8
+#: The unit's share of time in which it is busy, as measured: what waits for it comes in bursts.
+BUSY = 0.85
 #: Most slots of a column with which a thread evaluates one pair after the other (``Packs`` in cuda/data.cuh).
 FEW_SLOTS = 8
+
+
+def choices(pairs: int) -> tuple[int, ...]:
+    """Numbers of pairs to choose from: of those evenly spread, an even number would be of the same rows; measured."""
+    return (0, *range(1, pairs // 2 + 1, 2))
 
 
 def plain_pairs(f: Facts, pairs: int, instructions: float, arch: tuple[int, int]) -> int:
@@ -32,6 +39,8 @@ def plain_pairs(f: Facts, pairs: int, instructions: float, arch: tuple[int, int]
     def cycles(plain: int) -> float:
         """Of a multiprocessor, for a pair: those of the unit that takes longer."""
         share = plain / pairs * f.powers
-        return max((f.special - share) / rates[EXP], (instructions + OVERHEAD + PLAIN_POWER * share) / rates[FMA])
+        return max(
+            (f.special - share) / (BUSY * rates[EXP]), (instructions + OVERHEAD + PLAIN_POWER * share) / rates[FMA]
+        )
 
-    return min(range(pairs // 2 + 1), key=cycles)
+    return min(choices(pairs), key=cycles)

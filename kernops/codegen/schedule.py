@@ -16,11 +16,11 @@ The constants are rough on purpose: they only have to rank the candidates. Every
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from .balance import plain_pairs
+from .balance import choices, plain_pairs
 from .facts import Facts
 
 THREADS = 128
@@ -304,9 +304,12 @@ def _most_rows(m: int) -> int:
 
 
 def candidates(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device, count: int) -> tuple[Schedule, ...]:
-    """The ``count`` schedules of which the model thinks best, that of :func:`schedule` first."""
+    """The ``count`` schedules of which the model thinks best, that of :func:`schedule` first; and, where the plain cores
+    help the exponential unit, the first with other shares."""
     found = sorted(_candidates(f, itemsize, _most_rows(m)), key=lambda s: cycles(f, s, itemsize))
-    return tuple(schedule(f, m, n, batch, itemsize, device, s) for s in found[:count])
+    best, *others = (schedule(f, m, n, batch, itemsize, device, s) for s in found[:count])
+    shares = [k for k in choices(best.rows * best.cols) if k != best.plain] if best.plain else []
+    return best, *others, *(replace(best, plain=k) for k in shares)
 
 
 def schedule(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device, s: Shape | None = None) -> Schedule:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kernops import formula as _fill_the_table  # noqa: F401
-from kernops.codegen.balance import plain_pairs
+from kernops.codegen.balance import BUSY, choices, plain_pairs
 from kernops.codegen.facts import facts
 from kernops.codegen.floors import EXP, FMA, PLAIN_POWER, gpu
-from kernops.codegen.schedule import Device, schedule
+from kernops.codegen.schedule import Device, candidates, schedule
 from kernops.formula.graph import CAT_I, CAT_J, Node, var
 from kernops.formula.ops import apply, mul, neg
 from kernops.formula.plan import Plan, make_plan
@@ -60,7 +60,16 @@ def test_no_other_share_is_faster(instructions: float) -> None:
 
     def cycles(k: int) -> float:
         issued = instructions + 0.8 + PLAIN_POWER * k / pairs
-        return max((2 - k / pairs) / rates[EXP], issued / rates[FMA])
+        return max((2 - k / pairs) / (BUSY * rates[EXP]), issued / rates[FMA])
 
     chosen = plain_pairs(f, pairs, instructions, (9, 0))
-    assert cycles(chosen) == min(cycles(k) for k in range(pairs // 2 + 1))
+    assert cycles(chosen) == min(cycles(k) for k in choices(pairs))
+
+
+def test_other_shares_are_tried_where_schedules_are_measured() -> None:
+    def shares(plan: Plan) -> list[int]:
+        return [s.plain for s in candidates(facts(plan), 100_000, 100_000, 1, 4, HOPPER, count=2)]
+
+    first, second, *others = shares(laplacian(3))
+    assert first == plain(laplacian(3)) and sorted((first, *others)) == list(choices(16))
+    assert shares(gaussian(3)) == [0, 0]
