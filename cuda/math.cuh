@@ -140,19 +140,21 @@ KN_FN T exp2_of_negative(T a) {
     return exp2(a);
 }
 
-/// The same by plain cores, where the unit is what all wait for: relative error 2^-22.
-KN_FN float plain_exp2_of_negative(float a) {
-    const float b = max_(a, -127.0f);
-    const float t = b + 12583039.0f;  // 3 2^22 + 127: its last bits are the nearest whole number, as an exponent
-    const float f = b - (t - 12583039.0f);
+/// exp2(f) for |f| <= 1/2 by plain cores: relative error 2^-22.
+KN_FN float plain_exp2_of_fraction(float f) {
     // of all polynomials with the value 1 at 0 the one whose largest relative error on [-1/2, 1/2] is least
     float p = 1.32646528e-3f;
     p = p * f + 9.67151113e-3f;
     p = p * f + 5.55073395e-2f;
     p = p * f + 2.40222424e-1f;
     p = p * f + 6.93147004e-1f;
-    p = p * f + 1.0f;
-    return p * __int_as_float(__float_as_int(t) << 23);
+    return p * f + 1.0f;
+}
+/// exp2(a) for a <= 0 or NaN by plain cores, where the unit is what all wait for.
+KN_FN float plain_exp2_of_negative(float a) {
+    const float b = max_(a, -127.0f);
+    const float t = b + 12583039.0f;  // 3 2^22 + 127: its last bits are the nearest whole number, as an exponent
+    return plain_exp2_of_fraction(b - (t - 12583039.0f)) * __int_as_float(__float_as_int(t) << 23);
 }
 /// exp2 by plain cores; infinite from 127.5 on.
 KN_FN float plain_exp2(float a) { return plain_exp2_of_negative(min_(a, 128.0f)); }

@@ -17,18 +17,10 @@ struct Choose<false, A, B> {
     typedef B Type;
 };
 
-/// exp2 by plain cores, for some of the pairs, as the exponential unit is the bottleneck: relative error 2^-22.
+/// exp2 by plain cores, for some of the pairs, as the exponential unit is the bottleneck; 2^-126 for what is less.
 KN_FN float soft_exp2(float a) {
     const float b = greater(a, -126.0f), t = b + 12582912.0f;  // rounds to a whole number in the lowest bits
-    const float f = b - (t - 12582912.0f);
-    // of all polynomials with the value 1 at 0 the one whose largest relative error on [-1/2, 1/2] is least
-    float p = 1.32646528e-3f;
-    p = p * f + 9.67151113e-3f;
-    p = p * f + 5.55073395e-2f;
-    p = p * f + 2.40222424e-1f;
-    p = p * f + 6.93147004e-1f;
-    p = p * f + 1.0f;
-    return __int_as_float(__float_as_int(p) + (__float_as_int(t) << 23));
+    return __int_as_float(__float_as_int(plain_exp2_of_fraction(b - (t - 12582912.0f))) + (__float_as_int(t) << 23));
 }
 
 /// Four pairs, two rows times two columns; if `soft`, the last takes its exponential from the plain cores.

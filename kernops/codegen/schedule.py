@@ -304,8 +304,10 @@ def _most_rows(m: int) -> int:
 
 
 def candidates(f: Facts, m: int, n: int, batch: int, itemsize: int, device: Device, count: int) -> tuple[Schedule, ...]:
-    """The ``count`` schedules of which the model thinks best, that of :func:`schedule` first; and, where the plain cores
-    help the exponential unit, the first with other shares."""
+    """The ``count`` schedules of which the model thinks best, that of :func:`schedule` first.
+
+    Where the plain cores help the exponential unit, that one with other shares comes after them.
+    """
     found = sorted(_candidates(f, itemsize, _most_rows(m)), key=lambda s: cycles(f, s, itemsize))
     best, *others = (schedule(f, m, n, batch, itemsize, device, s) for s in found[:count])
     shares = [k for k in choices(best.rows * best.cols) if k != best.plain] if best.plain else []
