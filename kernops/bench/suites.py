@@ -3,31 +3,6 @@
 from __future__ import annotations
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "cpu": (
-        "gaussian --n 10000 --device cpu",
-        "gaussian --n 10000 --backward x --device cpu --no-probes --budget 10",
-        "logsumexp --n 10000 --device cpu --no-probes --budget 10",
-        "argkmin --n 30000 --device cpu --no-probes --budget 10",
-        "overhead --device cpu",
-        "gaussian --n 10000 --dtype float64 --device cpu --no-probes --budget 10",
-        "gaussian --n 30000 --device cpu --no-probes --budget 10",
-        "gaussian --n 10000 --d 16 --rhs 16 --device cpu --no-probes --budget 10",
-        "gaussian --n 10000 --d 64,784 --device cpu --no-probes --budget 10",
-        "argkmin --n 30000 --d 64 --device cpu --no-probes --budget 10",
-        "argkmin --n 30000 --d 784 --device cpu --peer torch,sklearn,faiss --no-probes --budget 10",  # PyKeOps: minutes
-        "gaussian --n 100000 --device cpu --peer torch --no-probes --budget 10",  # PyKeOps takes 20 s a call
-    ),
-    "cuda": (
-        "gaussian --n 10000,100000 --device cuda",
-        "gaussian --n 1000000 --device cuda --peer keops --no-probes --budget 5",  # torch would take minutes
-        "argkmin --n 100000 --device cuda --no-probes --budget 10",
-        "gaussian --n 10000,100000 --backward x --device cuda --no-probes --budget 10",
-        "logsumexp --n 10000,100000 --device cuda --no-probes --budget 10",
-        "overhead --device cuda",
-        "gaussian --n 10000 --front Genred --device cuda --peer keops --no-probes",
-        "gaussian --n 100000 --rhs 16 --device cuda --peer keops --no-probes",
-        "gaussian --n 100000 --d 64 --device cuda --peer keops --no-probes",
-    ),
     "splat": (
         "splat --setting lss100 --device cuda --budget 3",
         "splat --setting lss100 --backward --device cuda --peer torch,bev_pool_v2 --budget 3",
