@@ -32,6 +32,7 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _NUMBERS = frozenset((float, int, type(None)))
 _PLAIN = _NUMBERS | {Tensor, Parameter}
 _HALVES = (torch.float16, torch.bfloat16)
+_MOST_LEVELS = 16  # torch allows 64; each is a gradient of gradients
 
 
 def reduce(
@@ -273,8 +274,7 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
 
     Those are not functorch's, and have no rules that a library could register.
     """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = _level(tensors)
     bare, size = list(tensors), 1
     dims: list[int | None] = [None] * len(tensors)
     for k, t in enumerate(tensors):
@@ -284,6 +284,22 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
     whole = call_of(call.plan, call.m, call.n, call.backend, (size, *call.batch), call.width)
     outs = _forward(whole, align(call.plan, bare, dims, len(call.batch)))
     return tuple(torch._add_batch_dim(o, 0, level) for o in outs)
+
+
+def _level(tensors: Sequence[Input]) -> int:
+    """The innermost level that batches one of ``tensors``, of those that are not functorch's."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    if level:
+        return level
+    # A thread of autograd's, which runs the backward pass of another one on a GPU, does not know that one's level.
+    batched = [t for t in tensors if isinstance(t, Tensor) and _is_batched(t)]
+    return max(k for k in range(1, _MOST_LEVELS + 1) if any(_has_level(t, k) for t in batched))
+
+
+def _has_level(t: Tensor, level: int) -> bool:
+    """Whether ``level`` batches a tensor; the axis of one that it does not batch would have the length given here."""
+    return torch._remove_batch_dim(t, level, 2, 0).shape[0] == torch._remove_batch_dim(t, level, 3, 0).shape[0]
 
 
 def _saved(ctx: Any) -> tuple[Call, list[Any], Sequence[Tensor], Slopes | None]:
