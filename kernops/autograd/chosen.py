@@ -37,7 +37,7 @@ def reduce_chosen(call: Call, tensors: Sequence[Input], plain: Reducer, reduce: 
     found = (index >= 0) & (value == value)
     per_row = math.prod(index.shape[len(call.batch) + 1 :])
     pairs = _pairs(call, tensors, index, found, per_row)
-    (again,) = reduce(call_of(pair_plan(plan), call.m * per_row, 1, call.backend, call.batch), pairs)
+    (again,) = reduce(call_of(pair_plan(plan), call.m * per_row, 1, call.backend, call.batch, call.width), pairs)
     again = again.reshape(*index.shape, plan.dim)  # row r of the pairs is one component of one minimum
     again = again.squeeze(-1) if plan.dim == 1 else again.diagonal(dim1=-2, dim2=-1)
     again = torch.where(found, again, 0.0)

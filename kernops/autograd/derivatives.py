@@ -5,7 +5,7 @@ All of this is done once for a plan and a choice of inputs; the results are cach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,40 +78,84 @@ class Slopes:
     numbers: frozenset[int]
 
 
+class Step:
+    """A pass of a call, ready to run.
+
+    Attributes:
+        inputs: which operands of the derivative it is given.
+        whole, apart: the call of ``Pass.plan`` and that of ``Pass.apart``.
+        parts, sizes: as in ``Pass``.
+    """
+
+    __slots__ = ("inputs", "whole", "apart", "parts", "sizes")
+
+    def __init__(self, call: Call, one: Pass) -> None:
+        m, n = (call.n, call.m) if one.swapped else (call.m, call.n)
+        self.inputs, self.parts, self.sizes = one.inputs, one.parts, one.sizes
+        self.whole, self.apart = (
+            call_of(plan, m, n, call.backend, call.batch, call.width) for plan in (one.plan, one.apart)
+        )
+
+
 class Call:
     """What a reduction is told beside its tensors. One object, so that functorch takes it for a leaf.
 
     Build it with :func:`call_of`, so that what follows from it is found once.
+
+    Attributes:
+        width: the ``fused_width`` of its device.
+        rule: the core.
+        direct: whether autograd may take it as it is: one result, derivatives, and no numbers among its tensors.
+        values, gradients: what was found by the methods of these names.
     """
 
-    __slots__ = ("plan", "m", "n", "backend", "batch", "derivatives", "__weakref__")
+    __slots__ = (
+        *("plan", "m", "n", "backend", "batch", "width", "rule", "direct", "values", "gradients", "__weakref__"),
+    )
 
-    def __init__(self, plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...]) -> None:
-        self.plan, self.m, self.n, self.backend, self.batch = plan, m, n, backend, batch
-        self.derivatives: dict[tuple[Plan, bool], Call] = {}
+    def __init__(self, plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...], width: int) -> None:
+        self.plan, self.m, self.n, self.backend, self.batch, self.width = plan, m, n, backend, batch, width
+        self.rule = CORES[plan.core]
+        self.direct = not plan.first and self.rule.cotangents is not None and len(plan.tensors) == plan.n_vars
+        self.values: dict[tuple[bool, ...], tuple[Slopes | None, Call]] = {}
+        self.gradients: dict[Asked, tuple[Step, ...]] = {}
 
     def of(self, plan: Plan) -> Call:
         """The same for another plan."""
-        return call_of(plan, self.m, self.n, self.backend, self.batch)
+        return call_of(plan, self.m, self.n, self.backend, self.batch, self.width)
 
-    def derivative(self, plan: Plan, swapped: bool) -> Call:
-        """That of a derivative, which may have rows and columns exchanged."""
-        found = self.derivatives.get((plan, swapped))
-        if found is None:
-            m, n = (self.n, self.m) if swapped else (self.m, self.n)
-            found = self.derivatives[plan, swapped] = call_of(plan, m, n, self.backend, self.batch)
+    def steps(self, passes: Sequence[Pass]) -> tuple[Step, ...]:
+        """The calls that passes ask for."""
+        return tuple([Step(self, one) for one in passes])
+
+    def find_values(self, needed: tuple[bool, ...]) -> tuple[Slopes | None, Call]:
+        """The slopes that are found on the way, and the call for both, where gradients by the ``needed`` ones of a
+        ``Function``'s inputs may be asked for: this call and the tensors."""
+        both = slopes(self.plan, needed[1:], self.width)
+        found = self.values[needed] = both, self if both is None else self.of(both.plan)
+        return found
+
+    def find_gradients(self, asked: Asked) -> tuple[Step, ...]:
+        """What to compute for the gradients by the needed inputs but for those that are known already."""
+        needed, given, known = asked
+        numbers: Collection[int] = () if known is None else known.numbers
+        wanted = tuple([k for k, need in enumerate(needed[1:]) if need and k not in numbers])
+        passes = gradient_passes(self.plan, wanted, given, self.width) if wanted else ()
+        found = self.gradients[asked] = self.steps(passes)
         return found
 
 
+#: Which of a ``Function``'s inputs need gradients, which cotangents there are, and the slopes that are known.
+Asked = tuple[tuple[bool, ...], tuple[bool, ...], Slopes | None]
 _call = lru_cache(maxsize=4096)(Call)
 
 
-def call_of(plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...]) -> Call:
+def call_of(plan: Plan, m: int, n: int, backend: str, batch: tuple[int, ...], width: int) -> Call:
     """The call, the same object for the same request."""
     try:
-        return _call(plan, m, n, backend, batch)
+        return _call(plan, m, n, backend, batch, width)
     except TypeError:  # the sizes of a traced program are symbols, which cannot be looked up
-        return Call(plan, m, n, backend, batch)
+        return Call(plan, m, n, backend, batch, width)
 
 
 Derivative = tuple[Node, int, int]  # a formula, the number of its variable or output, and that one's category

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 
 from .. import backends
 from ..backends import Input
-from ..backends.layout import own_axes
+from ..backends.layout import compact, own_axes
 from ..formula.plan import Plan, make_plan
-from ..formula.reductions import CORES
 from .chosen import reduce_chosen
-from .derivatives import Call, Part, Pass, Slopes, call_of, fused_width, gradient_passes, slopes, tangent_passes
+from .derivatives import Call, Part, Slopes, Step, call_of, fused_width, tangent_passes
 
 Tensor = torch.Tensor
 Outs = tuple[Tensor, ...]
@@ -30,8 +30,9 @@ _modes = torch._C._len_torch_dispatch_stack
 _unwrap = torch._C._functorch.unwrap_if_dead
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _NUMBERS = frozenset((float, int, type(None)))
-_PLAIN = _NUMBERS | {Tensor, torch.nn.Parameter}
+_PLAIN = _NUMBERS | {Tensor, Parameter}
 _HALVES = (torch.float16, torch.bfloat16)
+_MOST_LEVELS = 16  # torch allows 64; each is a gradient of gradients
 
 
 def reduce(
@@ -49,33 +50,34 @@ def reduce(
     if is_dynamo_compiling():
         from .operator import call_traced
 
+        tensors = compact(tensors) if batch == () else tensors
         return call_traced(plan, tensors, m, n, backend)
-    if _is_plain(tensors):
-        if not (torch.is_grad_enabled() and _moves(tensors)):
+    moves = _moves(tensors)
+    if moves is not None:
+        if not (moves and torch.is_grad_enabled()):
             return backends.reduce(plan, tensors, m, n, backend, batch)
-        if plan.reads_all and plan.tensors and tensors[plan.tensors[0]].dtype not in _HALVES:  # type: ignore[union-attr]
+        first: Tensor | None = tensors[plan.tensors[0]] if plan.reads_all and plan.tensors else None  # type: ignore[assignment]
+        if first is not None and first.dtype not in _HALVES:
             if batch is None:
                 batch = backends.validate(plan, tensors, m, n)
-            return _recorded(call_of(plan, m, n, backend, batch), tensors)
+            call = call_of(plan, m, n, backend, batch, fused_width(first.device))
+            return _apply_reduce(call, *map(_unwrap, tensors)) if call.direct else _recorded(call, tensors)  # type: ignore[no-any-return,arg-type]
     return differentiable(plan, tensors, m, n, backend, batch)
 
 
-def _is_plain(tensors: Sequence[Input]) -> bool:
-    """Whether the back end could be called as it is: nothing is transformed or traced, and there is memory to read."""
+def _moves(tensors: Sequence[Input]) -> bool | None:
+    """Whether one of the tensors requires a gradient; ``None`` where the back end cannot be called as it is: because
+    something is transformed or traced, or has no memory to read."""
     if _transformed() or _modes() or forward_ad._current_level >= 0:
-        return False
-    for t in tensors:  # noqa: SIM110 (a generator costs more than the rest)
-        if t.__class__ not in _PLAIN:
-            return False
-    return True
-
-
-def _moves(tensors: Sequence[Input]) -> bool:
-    """Whether one of the tensors requires a gradient."""
-    for t in tensors:  # noqa: SIM110
-        if t.__class__ not in _NUMBERS and t.requires_grad:  # type: ignore[union-attr]
-            return True
-    return False
+        return None
+    moves = False
+    for t in tensors:
+        kind = t.__class__
+        if kind is Tensor or kind is Parameter:
+            moves = moves or t.requires_grad  # type: ignore[union-attr]
+        elif kind not in _NUMBERS:
+            return None
+    return moves
 
 
 def differentiable(
@@ -84,6 +86,8 @@ def differentiable(
     """``reduce`` for tensors that are recorded, wrapped or traced."""
     if batch is None:
         batch = backends.validate(plan, tensors, m, n)
+    if not batch:
+        tensors = compact(tensors)
     used = {v.params[1] for v in plan.variables}
     bare = [t if k in used else None for k, t in enumerate(tensors)]
     first = next((t for t in (*bare, *tensors) if isinstance(t, Tensor)), None)
@@ -94,7 +98,7 @@ def differentiable(
     half = first.dtype in _HALVES
     if half:  # here, and not in the back end, so that what is saved for backward is exact too
         tensors = [t.float() if isinstance(t, Tensor) else t for t in tensors]
-    outs = reduce_checked(call_of(plan, m, n, backend, batch), tensors)
+    outs = reduce_checked(call_of(plan, m, n, backend, batch, fused_width(first.device)), tensors)
     return tuple(o.to(first.dtype) if o.is_floating_point() else o for o in outs) if half else outs
 
 
@@ -107,13 +111,14 @@ def _recorded(call: Call, tensors: Sequence[Input]) -> Outs:
     if call.plan.first:  # autograd knows one result, and how to take it apart
         (out,) = _recorded(call.of(make_plan("Sum", call.plan.formula, n_vars=call.plan.n_vars)), tensors)
         return out.split([dim for _, dim in call.plan.outputs], -1)
-    if CORES[call.plan.core].cotangents is None:
-        return reduce_chosen(call, tensors, _apply, reduce_checked)
+    if call.rule.cotangents is None:
+        return reduce_chosen(call, tensors if call.batch else compact(tensors), _apply, reduce_checked)
     return _apply(call, tensors)
 
 
 def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
     if _transformed():
+        tensors = tensors if call.batch else compact(tensors)
         return _Transformed.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
     alive = [t if t.__class__ in _NUMBERS else _unwrap(t) for t in tensors]  # type: ignore[arg-type]
     return _apply_reduce(call, *alive)  # type: ignore[no-any-return]
@@ -135,12 +140,11 @@ def pull_back_sum(
     if plan.core != "Sum":
         raise ValueError(f"the gradient of {plan.core} needs its value")
     batch = torch.broadcast_shapes(backends.validate(plan, tensors, m, n), cotangent.shape[:-2])
-    call = call_of(plan, m, n, backend, tuple(batch))
+    call = call_of(plan, m, n, backend, tuple(batch), fused_width(cotangent.device))
     grads: list[Tensor | None] = [None] * (1 + len(tensors))
-    operands = [*tensors, cotangent]
-    for step in gradient_passes(plan, tuple(sorted(wanted)), (True,), fused_width(cotangent.device)):
-        for part, out in zip(step.parts, _run(call, step, operands)):
-            _give(grads, tensors, part, out)
+    needed = (False, *(k in wanted for k in range(len(tensors))))
+    for step in call.find_gradients((needed, (True,), None)):
+        _give(call, grads, tensors, step.parts, _run(step, [*tensors, cotangent]))
     return grads[1:]
 
 
@@ -153,43 +157,41 @@ def records(tensors: Sequence[Input]) -> bool:
 
 def _forward(call: Call, tensors: Sequence[Input]) -> Outs:
     """The numbers; nothing is recorded or transformed at this point."""
-    traced = _modes() > 0
-    batched = False
     for t in tensors:
         kind = t.__class__
-        traced = traced or kind not in _PLAIN
-        batched = batched or (kind not in _NUMBERS and _is_batched(t))  # type: ignore[arg-type]
-    if traced:
+        if kind is Tensor or kind is Parameter:
+            if _is_batched(t):  # type: ignore[arg-type]
+                break
+        elif kind not in _NUMBERS:
+            break
+    else:
+        if not _modes():
+            return backends.reduce(call.plan, tensors, call.m, call.n, call.backend, call.batch)
+    if not call.batch:
+        tensors = compact(tensors)
+    if _modes() or any(t.__class__ not in _PLAIN for t in tensors):
         from .operator import call_operator
 
         return call_operator(call.plan, tensors, call.m, call.n, call.backend)
-    if batched:
-        return _forward_batched(call, tensors)
-    return backends.reduce(call.plan, tensors, call.m, call.n, call.backend, call.batch)
+    return _forward_batched(call, tensors)
 
 
-def _keep(
-    ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs, both: Slopes | None = None, table: Tensor | None = None
-) -> None:
-    """Save what derivatives need; some of them may be known already, in a ``table``."""
-    core = CORES[call.plan.core]
-    if core.cotangents is None:
+def _keep(ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs, both: Slopes | None = None) -> None:
+    """Save what derivatives need: the operands, then the outputs; of a sum, its derivatives if some are known."""
+    if call.rule.cotangents is None:
         ctx.mark_non_differentiable(*outs)
         return
     ctx.set_materialize_grads(False)
-    ctx.call, ctx.slopes = call, both
-    saved: list[Any] = list(tensors)
-    ctx.numbers = None
-    if len(call.plan.tensors) < len(saved):
-        ctx.numbers = {k: t for k, t in enumerate(tensors) if t.__class__ in _NUMBERS and t is not None}
-        saved = [None if t.__class__ in _NUMBERS else t for t in tensors]
-    if core.name != "Sum":
-        saved += outs
-    elif both is not None:
-        saved.append(table)
-    ctx.save_for_backward(*saved)
+    numbers = None
+    if len(call.plan.tensors) < len(tensors):
+        numbers = {k: t for k, t in enumerate(tensors) if t.__class__ in _NUMBERS and t is not None}
+        tensors = [None if t.__class__ in _NUMBERS else t for t in tensors]
+    ctx.kept = call, both, numbers
+    if call.plan.core == "Sum":
+        outs = outs[1:]
+    ctx.save_for_backward(*tensors, *outs)
     if forward_ad._current_level >= 0 or _transformed():
-        ctx.save_for_forward(*saved)
+        ctx.save_for_forward(*tensors, *outs)
 
 
 class _Rules(torch.autograd.Function):
@@ -202,37 +204,35 @@ class _Rules(torch.autograd.Function):
         given = tuple([g is not None for g in gs])
         if True not in given:
             return tuple(grads)
-        call: Call = ctx.call
-        tensors, outs, table = _saved(ctx)
-        known: Collection[int] = ()
-        if table is not None and not torch.is_grad_enabled():  # to autograd, the table does not depend on anything
-            known = ctx.slopes.numbers
-            for part in ctx.slopes.parts:
-                slope = table if part.dim == table.shape[-1] else table.narrow(-1, part.start, part.dim)
-                _give(grads, tensors, part, gs[0] * slope)  # type: ignore[operator]
-        wanted = tuple([k for k, need in enumerate(needed[1:]) if need and k not in known])
-        if wanted:
-            operands = [*tensors, *gs, *outs]
-            width = fused_width(gs[given.index(True)].device)  # type: ignore[union-attr]
-            for step in gradient_passes(call.plan, wanted, given, width):
-                for part, out in zip(step.parts, _run(call, step, operands)):
-                    _give(grads, tensors, part, out)
+        call, operands, outs, known = _saved(ctx)
+        operands += gs
+        if known is None:
+            operands += outs
+        elif torch.is_grad_enabled():  # to autograd, the table does not depend on anything
+            known = None
+        else:
+            slopes = outs if len(known.parts) == 1 else outs[0].split([part.dim for part in known.parts], -1)
+            _give(call, grads, operands, known.parts, [gs[0] * slope for slope in slopes])  # type: ignore[operator]
+        asked = needed, given, known
+        steps = call.gradients.get(asked)
+        for step in call.find_gradients(asked) if steps is None else steps:
+            _give(call, grads, operands, step.parts, _run(step, operands))
         return tuple(grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         # torch has switched forward mode off, which would also hide the tangents of an outer transform.
         with forward_ad._set_fwd_grad_enabled(True):
-            tensors, outs = _saved(ctx)[:2]
+            call, tensors, outs, known = _saved(ctx)
             tensors = [forward_ad.unpack_dual(t, level=0).primal if isinstance(t, Tensor) else t for t in tensors]
             moving = tuple(k for k, t in enumerate(tangents) if t is not None)
             some = next(t for t in tangents if t is not None)
-            results: list[Tensor | None] = [None] * len(CORES[ctx.call.plan.core].outputs)
-            for step in tangent_passes(ctx.call.plan, moving, fused_width(some.device)):
-                found = _run(ctx.call, step, [*tensors, *tangents, *outs])
-                for part, tangent in zip(step.parts, found):
+            results: list[Tensor | None] = [None] * len(call.rule.outputs)
+            operands = [*tensors, *tangents, *(outs if known is None else ())]
+            for step in call.steps(tangent_passes(call.plan, moving, call.width)):
+                for part, tangent in zip(step.parts, _run(step, operands)):
                     results[part.number] = tangent
-            return tuple(_zeros(ctx.call, k, some) if r is None else r for k, r in enumerate(results))
+            return tuple(_zeros(call, k, some) if r is None else r for k, r in enumerate(results))
 
 
 class _Reduce(_Rules):
@@ -240,15 +240,11 @@ class _Reduce(_Rules):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Input) -> Outs:  # type: ignore[override]
-        first: Any = tensors[call.plan.tensors[0]] if call.plan.tensors else None
-        both = None if first is None else slopes(call.plan, ctx.needs_input_grad[1:], fused_width(first.device))
-        if both is None:
-            outs = _forward(call, tensors)
-            _keep(ctx, call, tensors, outs)
-            return outs
-        value, table = _forward(call.of(both.plan), tensors)
-        _keep(ctx, call, tensors, (value,), both, table)
-        return (value,)
+        needed = ctx.needs_input_grad
+        both, own = call.values.get(needed) or call.find_values(needed)
+        outs = _forward(own, tensors)
+        _keep(ctx, call, tensors, outs, both)
+        return outs if both is None else outs[:1]
 
 
 #: ``_Reduce.apply`` without the wrapper that looks, once more, for transforms and for ``setup_context``.
@@ -268,7 +264,7 @@ class _Transformed(_Rules):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, call: Call, *tensors: Input) -> tuple[Outs, int]:  # type: ignore[override]
-        new = call_of(call.plan, call.m, call.n, call.backend, (info.batch_size, *call.batch))
+        new = call_of(call.plan, call.m, call.n, call.backend, (info.batch_size, *call.batch), call.width)
         outs = _apply(new, align(call.plan, tensors, in_dims[1:], len(call.batch)))
         return outs, 0
 
@@ -278,55 +274,74 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
 
     Those are not functorch's, and have no rules that a library could register.
     """
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = _level(tensors)
     bare, size = list(tensors), 1
     dims: list[int | None] = [None] * len(tensors)
     for k, t in enumerate(tensors):
         if isinstance(t, Tensor) and _is_batched(t):
             t = torch._remove_batch_dim(t, level, 1, 0)  # of length 1 if only another level batches it
             bare[k], dims[k], size = t, 0, max(size, t.shape[0])
-    whole = call_of(call.plan, call.m, call.n, call.backend, (size, *call.batch))
+    whole = call_of(call.plan, call.m, call.n, call.backend, (size, *call.batch), call.width)
     outs = _forward(whole, align(call.plan, bare, dims, len(call.batch)))
     return tuple(torch._add_batch_dim(o, 0, level) for o in outs)
 
 
-def _saved(ctx: Any) -> tuple[list[Any], Sequence[Tensor], Tensor | None]:
-    """The operands, the outputs if derivatives need them, and the table of known derivatives."""
+def _level(tensors: Sequence[Input]) -> int:
+    """The innermost level that batches one of ``tensors``, of those that are not functorch's."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    if level:
+        return level
+    # A thread of autograd's, which runs the backward pass of another one on a GPU, does not know that one's level.
+    batched = [t for t in tensors if isinstance(t, Tensor) and _is_batched(t)]
+    return max(k for k in range(1, _MOST_LEVELS + 1) if any(_has_level(t, k) for t in batched))
+
+
+def _has_level(t: Tensor, level: int) -> bool:
+    """Whether ``level`` batches a tensor; the axis of one that it does not batch would have the length given here."""
+    return torch._remove_batch_dim(t, level, 2, 0).shape[0] == torch._remove_batch_dim(t, level, 3, 0).shape[0]
+
+
+def _saved(ctx: Any) -> tuple[Call, list[Any], Sequence[Tensor], Slopes | None]:
+    """The call, its operands, the outputs if derivatives need them (or the table of the slopes), the known slopes."""
+    call, known, numbers = ctx.kept
     saved = ctx.saved_tensors  # once: checkpointing computes them anew at each access
-    count = ctx.call.plan.n_vars
+    count = call.plan.n_vars
     tensors, outs = list(saved[:count]), saved[count:]
-    if ctx.numbers is not None:
-        for k, number in ctx.numbers.items():
+    if numbers is not None:
+        for k, number in numbers.items():
             tensors[k] = number
-    if ctx.slopes is not None:
-        return tensors, (), outs[0]
-    if outs:  # exp(F - lse) is to be 0 and not NaN in a row without any finite F
+    if outs and known is None:  # exp(F - lse) is to be 0 and not NaN in a row without any finite F
         outs = (*outs[:-1], torch.where(outs[-1] == -torch.inf, 0.0, outs[-1]))
-    return tensors, outs, None
+    return call, tensors, outs, known
 
 
 def _zeros(call: Call, output: int, like: Tensor) -> Tensor:
     """The tangent of an output that does not move."""
-    dim = 1 if CORES[call.plan.core].outputs[output] == "lse" else call.plan.dim
+    dim = 1 if call.rule.outputs[output] == "lse" else call.plan.dim
     return like.new_zeros((*call.batch, call.m, dim))
 
 
-def _run(call: Call, step: Pass, operands: Sequence[Input]) -> Sequence[Tensor]:
+def _run(step: Step, operands: Sequence[Input]) -> Sequence[Tensor]:
     """The parts of a pass."""
     tensors = [operands[k] for k in step.inputs]
-    if records(tensors):
-        outs = _recorded(call.derivative(step.plan, step.swapped), tensors)
-    else:
-        outs = _forward(call.derivative(step.apart, step.swapped), tensors)
+    outs = _recorded(step.whole, tensors) if records(tensors) else _forward(step.apart, tensors)
     return outs if len(outs) == len(step.parts) else outs[0].split(step.sizes, -1)
 
 
-def _give(grads: list[Tensor | None], tensors: Sequence[Any], part: Part, out: Tensor) -> None:
-    """Put a gradient in its place."""
-    if part.over_rows:
-        out = out.sum(-2)
-    grads[part.number + 1] = sum_to(out, tensors[part.number].shape)
+def _give(
+    call: Call, grads: list[Tensor | None], tensors: Sequence[Any], parts: Sequence[Part], outs: Sequence[Tensor]
+) -> None:
+    """Put gradients in their places."""
+    for part, out in zip(parts, outs):
+        if part.over_rows:
+            out = out.sum(-2)
+        like = tensors[part.number]
+        if call.batch:
+            out = sum_to(out, like.shape)
+        elif like.ndim == 3:  # rows with an axis of length 1 beside them
+            out = out.unsqueeze(-2 if like.shape[-2] == 1 else -3)
+        grads[part.number + 1] = out
 
 
 def sum_to(t: Tensor, shape: Sequence[int]) -> Tensor:

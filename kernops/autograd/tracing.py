@@ -168,6 +168,37 @@ def cached(maxsize: int) -> Callable[[F], F]:
     return decorate
 
 
+def remembered(maxsize: int) -> Callable[[F], F]:
+    """:func:`traceable`, and each result is kept: a call that was made before costs one look-up.
+
+    Beyond ``maxsize`` results all are forgotten. No result may be ``None``.
+    """
+
+    def decorate(function: F) -> F:
+        traced = traceable(function)
+        known: dict[tuple, Any] = {}
+
+        @wraps(function)
+        def call(*args: Any) -> Any:
+            if is_dynamo_compiling():
+                return traced(*args)
+            found = known.get(args)
+            return missed(resolve(args)) if found is None else found
+
+        def missed(args: tuple) -> Any:
+            found = known.get(args)
+            if found is None:
+                if len(known) >= maxsize:
+                    known.clear()
+                found = known[args] = function(*args)
+            return found
+
+        call.known = known  # type: ignore[attr-defined]
+        return cast(F, call)
+
+    return decorate
+
+
 var, const, make = traceable(graph.var), traceable(graph.const), traceable(graph.make)
 swap_axes, relabel = traceable(graph.swap_axes), traceable(graph.relabel)
 apply, add, sub, mul = traceable(ops.apply), traceable(ops.add), traceable(ops.sub), traceable(ops.mul)

@@ -71,7 +71,8 @@ def reduce(
             (*B, D), of one dtype on one device, with any strides; scalars as Python floats. Batch shapes broadcast.
         m, n: numbers of rows and columns.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
-        batch: the broadcast batch shape, if the caller has checked the tensors against it already.
+        batch: the broadcast batch shape, if the caller has checked the tensors against it already. If that is ``()``,
+            rows may have an axis of length 1 beside them, as in the arrays of a ``LazyTensor``: (m, 1, D) or (1, n, D).
 
     Returns:
         The plan's outputs, (*B, m, D') each; (*B, m, K, D') for ``KMin``. Indices are int64. float16 and bfloat16 are

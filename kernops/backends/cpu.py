@@ -28,7 +28,7 @@ from ..codegen.host_schedule import Machine, Schedule, candidates, source
 from ..formula.graph import CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from . import cache, tune
-from .layout import strides
+from .layout import compact, pair_steps, strides
 
 Tensor = torch.Tensor
 Inputs = Sequence["Tensor | float | None"]
@@ -70,7 +70,7 @@ def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> 
     if plan.core in ("KMin", "MinArgMin") and plan.algorithm != "brute":
         from . import pruned  # which calls this module
 
-        found = pruned.run(plan, tensors, m, n, batch)
+        found = pruned.run(plan, tensors if batch else compact(tensors), m, n, batch)
         if found is not None:
             return found
     binding = _bindings.get(plan)
@@ -116,7 +116,8 @@ class _Binding:
             elif cat == CAT_P:
                 words += (t.data_ptr(), 0, t.stride(-1))  # type: ignore[union-attr]
             else:
-                words += (t.data_ptr(), *t.stride())  # type: ignore[union-attr]
+                step = t.stride()  # type: ignore[union-attr]
+                words += (t.data_ptr(), *(step if len(step) == 2 else pair_steps(t)))  # type: ignore[union-attr,arg-type]
         pack = self.packers.get(len(batch)) or self._packer(len(batch))
         packed = pack(*words)
         if pairs >= tune.FEW_PAIRS and tune.enabled():

@@ -41,6 +41,7 @@ OLDEST = (7, 5)  # what NVRTC of CUDA 13 still compiles for
 TUNED = 4  # schedules that are measured where that is switched on
 _KEPT = 4096  # launches kept; beyond, all are made anew (their kernels are kept)
 
+_NO_BATCH = (1,)
 _launches: dict[tuple, Call] = {}
 _kernels: dict[tuple[str, int], dict[str, int]] = {}
 _building = threading.Lock()
@@ -89,20 +90,15 @@ def run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, 
     index = first.get_device()
     if index != _current_device():
         with torch.cuda.device(index):
-            return _run(plan, tensors, m, n, batch, first.dtype, index)
-    return _run(plan, tensors, m, n, batch, first.dtype, index)
-
-
-def _run(plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...], dtype: torch.dtype,
-         index: int) -> tuple[Tensor, ...]:  # fmt: skip
-    sizes: tuple[int, ...] = (1,)
+            return run(plan, tensors, m, n, batch)
+    sizes: tuple[int, ...] = _NO_BATCH
     steps = None
     if batch:
         sizes, steps = collapse(batch, _steps(plan, tensors, batch))
         if len(sizes) > MAX_BATCH_DIMS:
-            results = _run(plan, _flat(plan, tensors, batch), m, n, (math.prod(batch),), dtype, index)
+            results = run(plan, _flat(plan, tensors, batch), m, n, (math.prod(batch),))
             return tuple(t.reshape(*batch, *t.shape[1:]) for t in results)
-    key = (plan, dtype, index, m, n, sizes)
+    key = (plan, first.dtype, index, m, n, sizes)
     launch = _launches.get(key)
     if launch is None:
         launch = _prepare(key)

@@ -15,14 +15,13 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_...
 
-_int, _uint, _ptr, _size = ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+_int, _ptr = ctypes.c_int, ctypes.c_void_p
 _SIGNATURES = {
     "cuModuleLoadData": (ctypes.POINTER(_ptr), ctypes.c_char_p),
     "cuModuleGetFunction": (ctypes.POINTER(_ptr), _ptr, ctypes.c_char_p),
     "cuFuncSetAttribute": (_ptr, _int, _int),
     "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_ptr), _int),
     "cuCtxSetCurrent": (_ptr,),
-    "cuLaunchKernel": (_ptr, *(_uint,) * 7, _ptr, _ptr, _ptr),
     "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(_int),),
     "cuGetErrorString": (_int, ctypes.POINTER(ctypes.c_char_p)),
 }
@@ -74,11 +73,14 @@ def function(module: int, name: str, shared: int) -> int:
 
 
 def launch(device: int, kernel: int, grid: int, threads: int, shared: int, stream: int, arguments: bytes) -> None:
-    """Start a kernel whose one parameter is a struct, given as its bytes; the driver copies them before it returns."""
+    """Start a kernel whose one parameter is a struct, given as its bytes; the driver copies them before it returns.
+
+    The call has no ``argtypes``, which would take longer than the rest of it: numbers go as C's int, addresses wrapped.
+    """
     params = _Params(arguments)
-    status = _library().cuLaunchKernel(kernel, grid, 1, 1, threads, 1, 1, shared, stream, params, None)
+    status = _library().cuLaunchKernel(_ptr(kernel), grid, 1, 1, threads, 1, 1, shared, _ptr(stream), params, None)
     if status == _NO_CONTEXT:
         bind(device)
-        status = _library().cuLaunchKernel(kernel, grid, 1, 1, threads, 1, 1, shared, stream, params, None)
+        status = _library().cuLaunchKernel(_ptr(kernel), grid, 1, 1, threads, 1, 1, shared, _ptr(stream), params, None)
     if status:
         _check(status, f"start a kernel of {grid} blocks of {threads} threads")

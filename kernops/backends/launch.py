@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 
@@ -14,12 +15,42 @@ from ..codegen.instantiate import ITEM_THREADS
 from ..codegen.schedule import MAX_GRID
 from ..formula.graph import CAT_P, CAT_SCALAR
 from . import driver
+from .layout import pair_steps
 
 Tensor = torch.Tensor
 Input = Tensor | float | None
 
-#: The short way of torch's own compiler: it skips wrappers that cost more than the rest of a call.
+#: The short ways of torch's own compiler: they skip wrappers that cost more than the rest of a call.
 stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if torch.version.cuda else None
+
+
+def empty(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype, index: int) -> Tensor:
+    """Memory for a contiguous tensor, whose strides are ``steps``, on the current device, whose number is ``index``."""
+    if _empty_strided is None:
+        return torch.empty(shape, dtype=dtype, device=index)
+    return _empty_strided(shape, steps, dtype)  # type: ignore[no-any-return]
+
+
+_ONE = (1,)
+
+
+def _bytes(count: int, index: int) -> Tensor:
+    return empty((count,), _ONE, torch.uint8, index)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(1, size)
+    return tuple(reversed(steps))
+
+
+#: Of an ``Arguments`` after the batch sizes: m, n, row_blocks, splits, span, and two reciprocals.
+OWN_SIZES = 7
+RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
 def pieces_of(blocks: int) -> tuple[tuple[int, int], ...]:
@@ -43,6 +74,13 @@ class Kernel:
     shared: int
     total: int
     pieces: tuple[tuple[int, int], ...]
+
+    def starts(self) -> list[tuple[int, int, int, int, bytes]]:
+        """What ``driver.launch`` is told for each piece, and the part of the arguments that says which one it is."""
+        return [
+            (self.function, blocks, self.threads, self.shared, RANGE.pack(first, self.total))
+            for first, blocks in self.pieces
+        ]
 
 
 @dataclass(frozen=True)
@@ -77,6 +115,17 @@ class Launch:
     survey_step: int = 0
     first: Launch | None = None
 
+    @cached_property
+    def starts(self) -> list[tuple[int, int, int, int, bytes]]:
+        """The launches, in order."""
+        return [start for k in self.kernels for start in k.starts()]
+
+    @cached_property
+    def results_of(self) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
+        """Shape, strides and dtype of each result, without batch dimensions."""
+        results = [(self.shape, self.dtype), *([] if self.second is None else [self.second])]
+        return [(shape, _contiguous(shape), dtype) for shape, dtype in results]
+
     def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
         results = self.results(batch)
@@ -84,7 +133,7 @@ class Launch:
         if self.first is None:
             self.submit(words, results)
             return results
-        survey = torch.empty(self.first.survey, dtype=torch.uint8, device=self.index)
+        survey = _bytes(self.first.survey, self.index)
         self.first.submit(words, results, survey.data_ptr())
         self.submit(words, results, survey.data_ptr())
         return results
@@ -96,16 +145,17 @@ class Launch:
         """
         base = 0
         if self.scratch:
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.index)
+            scratch = _bytes(self.scratch, self.index)
             base = scratch.data_ptr()
         self.start(self.layout.pack(*words, *self.sizes), self.tail(results, base, survey))
 
     def results(self, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Empty results."""
-        results: tuple[Tensor, ...] = (torch.empty((*batch, *self.shape), dtype=self.dtype, device=self.index),)
-        if self.second is not None:
-            results += (torch.empty((*batch, *self.second[0]), dtype=self.second[1], device=self.index),)
-        return results
+        if batch:
+            whole = [((*batch, *shape), dtype) for shape, _, dtype in self.results_of]
+            return tuple([empty(shape, _contiguous(shape), dtype, self.index) for shape, dtype in whole])
+        index = self.index
+        return tuple([empty(shape, steps, dtype, index) for shape, steps, dtype in self.results_of])
 
     def head(self, tensors: Sequence[Input], steps: list | None) -> bytes:
         """The arguments' variables and sizes."""
@@ -113,16 +163,18 @@ class Launch:
 
     def tail(self, results: tuple[Tensor, ...], base: int, survey: int = 0) -> bytes:
         """The arguments' addresses; scratch begins at ``base``, and the survey, if there is one, at ``survey``."""
-        buffers = [base + at for at in self.offsets]
-        return _ADDRESSES.pack(results[0].data_ptr(), results[-1].data_ptr(), *buffers, survey, self.survey_step)
+        a, b, c, d = self.offsets
+        return _ADDRESSES.pack(
+            results[0].data_ptr(), results[-1].data_ptr(), base + a, base + b, base + c, base + d, survey,
+            self.survey_step,
+        )  # fmt: skip
 
     def start(self, head: bytes, tail: bytes) -> None:
         """Launch the kernels."""
-        stream = stream_of(self.index)
-        for k in self.kernels:
-            for first, blocks in k.pieces:
-                arguments = head + RANGE.pack(first, k.total) + tail
-                driver.launch(self.index, k.function, blocks, k.threads, k.shared, stream, arguments)
+        index = self.index
+        stream = stream_of(index)
+        for function, blocks, threads, shared, which in self.starts:
+            driver.launch(index, function, blocks, threads, shared, stream, head + which + tail)
 
     def _words(self, tensors: Sequence, steps: list | None) -> list[float]:
         words: list[float] = []
@@ -137,13 +189,10 @@ class Launch:
             elif cat == CAT_P:
                 words += (tensors[number].data_ptr(), 0, 0, *tensors[number].stride())
             else:
-                words += (tensors[number].data_ptr(), 0, *tensors[number].stride())
+                t = tensors[number]
+                step = t.stride()
+                words += (t.data_ptr(), 0, *(step if len(step) == 2 else pair_steps(t)))
         return words
-
-
-#: Of an ``Arguments`` after the batch sizes: m, n, row_blocks, splits, span, and two reciprocals.
-OWN_SIZES = 7
-RANGE, _ADDRESSES = struct.Struct("=qq"), struct.Struct("=7Qq")
 
 
 def reciprocal(divisor: int) -> int:

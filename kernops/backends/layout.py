@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from ..formula.graph import CAT_I, CAT_J
 
 Tensor = torch.Tensor
+Input = Tensor | float | None
 
 #: Axes of a variable after its batch axes: rows and components, or components alone for a parameter.
 OWN_AXES = {CAT_I: 2, CAT_J: 2}
@@ -38,6 +40,17 @@ def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
             elif size not in (1, out[k]):
                 raise ValueError(f"sizes {out[k]} and {size} do not broadcast")
     return tuple(reversed(out))
+
+
+def compact(tensors: Sequence[Input]) -> list[Any]:
+    """Unbatched tensors without the axis of length 1 that rows may have beside them, (m, 1, D) or (1, m, D)."""
+    return [t.squeeze(-2 if t.shape[-2] == 1 else -3) if isinstance(t, Tensor) and t.ndim == 3 else t for t in tensors]
+
+
+def pair_steps(t: Tensor) -> tuple[int, int]:
+    """Strides of rows and of components of (m, 1, D) or (1, m, D)."""
+    first, second, components = t.stride()
+    return (first if t.shape[1] == 1 else second), components
 
 
 def strides(tensor: Tensor, cat: int, batch: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from ..codegen.nearest import Nearest
 from ..codegen.schedule import Device
 from ..formula.plan import Plan
 from . import driver, nvrtc
+from .layout import compact
 
 Tensor = torch.Tensor
 #: Address and element strides of points: of batch dimensions, rows and components.
@@ -67,7 +68,7 @@ class Search:
         numbers = [v.params[1] for v in self.plan.variables]
         assert pair is not None
         if steps is None:
-            x, y = ((tensors[v].data_ptr(), 0, *tensors[v].stride()) for v in pair)
+            x, y = ((t.data_ptr(), 0, *t.stride()) for t in compact([tensors[v] for v in pair]))
         else:
             x, y = ((tensors[v].data_ptr(), *steps[numbers.index(v)]) for v in pair)
         return x, y

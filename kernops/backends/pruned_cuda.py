@@ -21,6 +21,7 @@ from ..codegen.search import MOST_NEIGHBOURS_ON_GPU, pruning_pays_on_gpu
 from ..codegen.searching import Searching, Step, searching
 from . import cuda, driver
 from .launch import RANGE, Launch, pieces_of, stream_of
+from .layout import compact
 from .searches import checked_points
 
 Tensor = torch.Tensor
@@ -92,6 +93,8 @@ class Search:
     def __call__(self, tensors: Sequence[Input], steps: list | None, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         """``steps`` are the strides of ``plan.variables``, or None without batch dimensions."""
         s, launch, device = self.s, self.launch, self.launch.index
+        if steps is None:
+            tensors = compact(tensors)
         results = launch.results(batch)
         scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
         head, tail = launch.head(tensors, steps), launch.tail(results, scratch.data_ptr())

@@ -15,7 +15,7 @@ import torch
 from ..formula.graph import CAT_I, CAT_J, Node, topological
 from ..formula.ops import OPS
 from ..formula.plan import Plan
-from .layout import own_axes, pair_view
+from .layout import compact, own_axes, pair_view
 
 Tensor = torch.Tensor
 Inputs = Sequence["Tensor | float | None"]
@@ -39,6 +39,7 @@ def reads(plan: Plan, dtype: torch.dtype) -> bool:
 def run(plan: Plan, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Compute ``plan`` (see :func:`kernops.backends.reduce` for the contract)."""
     first = next(t for t in tensors if isinstance(t, Tensor))
+    tensors = tensors if batch else compact(tensors)
     width = max(node.dim for node in topological(*plan.roots))
     budget = max(1, TILE_NUMBERS.get(first.device.type, TILE_NUMBERS["other"]) // width)
     outs = _by_batch(plan, tensors, m, n, batch, budget)

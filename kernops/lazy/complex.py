@@ -34,9 +34,6 @@ class ComplexLazyTensor(LazyTensor):
             whole = as_complex(x, axis)
             self.formula, self.frame = whole.formula, whole.frame
 
-    def _new(self, formula: Any, frame: Frame) -> LazyTensor:
-        return ComplexLazyTensor(formula, frame)
-
     @property
     def real(self) -> LazyTensor:
         """The real part."""
@@ -119,6 +116,9 @@ class ComplexLazyTensor(LazyTensor):
             columns = pair(columns, self.real._columns(v.imag, "K @ v")[0])
         out = (self * columns)._reduce("Sum", 1, None, 0, settings)
         return out[..., 0] if vector else out
+
+
+ComplexLazyTensor._new = ComplexLazyTensor
 
 
 def is_complex(x: Any) -> bool:

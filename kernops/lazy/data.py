@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..autograd.tracing import is_dynamo_compiling
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node
 from .arrays import ARRAYS, Space, to_tensor
 from .frame import EMPTY, Frame, Numbers, symbol
@@ -15,6 +16,7 @@ from .nodes import SCALAR, constant, variable
 
 Tensor = torch.Tensor
 
+_variables = variable.known  # type: ignore[attr-defined]
 _I, _J, _P, _SCALAR = (CAT_I,), (CAT_J,), (CAT_P,), (CAT_SCALAR,)
 
 
@@ -26,9 +28,9 @@ def from_array(x: Any, axis: int | None) -> tuple[Node, Frame]:
     if rank and shape[-1] == 0:
         raise ValueError(f"x: vectors need at least one component; got shape {tuple(shape)}")
     if rank >= 3:
-        if axis is not None:
-            raise ValueError(f"axis is for 2D arrays; an array of shape {tuple(shape)} says by its shape what it is")
-        return _from_shape(tensor, space)
+        if axis is None:
+            return _from_shape(tensor, space, shape)
+        raise ValueError(f"axis is for 2D arrays; an array of shape {tuple(shape)} says by its shape what it is")
     if rank == 2 and axis in (0, 1):
         rows = shape[0]
         if axis == 0:
@@ -47,20 +49,30 @@ def from_array(x: Any, axis: int | None) -> tuple[Node, Frame]:
     return variable(CAT_P, shape[-1] if rank else 1), Frame((tensor.reshape(-1),), _P, None, None, (), space)
 
 
-def _from_shape(tensor: Tensor, space: Space) -> tuple[Node, Frame]:
+def _from_shape(tensor: Tensor, space: Space, shape: torch.Size) -> tuple[Node, Frame]:
     """(..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D)."""
-    shape = tensor.shape
-    rows, columns, dim = shape[-3], shape[-2], shape[-1]
-    batch = tuple(shape[:-3]) if len(shape) > 3 else ()  # slices of a torch.Size are slow
+    batch: tuple[int, ...] = ()
+    if len(shape) > 3:
+        batch, shape = tuple(shape[:-3]), shape[-3:]
+    rows, columns, dim = shape
     if columns != 1 and rows != 1:
         raise ValueError(
-            f"x: a 3D or larger array has shape (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D); got {tuple(shape)}"
+            "x: a 3D or larger array has shape (..., M, 1, D), (..., 1, N, D) or (..., 1, 1, D); "
+            f"got {tuple(tensor.shape)}"
         )
+    if columns == rows:
+        return variable(CAT_P, dim), Frame((tensor.squeeze(-2).squeeze(-2),), _P, None, None, batch, space)
+    traced = is_dynamo_compiling()
+    pairs = not (batch or traced)  # are kept: `squeeze`, and its node in autograd's graph, take long
     if rows != 1:
-        return variable(CAT_I, dim), Frame((tensor.squeeze(-2),), _I, rows, None, batch, space)
-    if columns != 1:
-        return variable(CAT_J, dim), Frame((tensor.squeeze(-3),), _J, None, columns, batch, space)
-    return variable(CAT_P, dim), Frame((tensor.squeeze(-2).squeeze(-2),), _P, None, None, batch, space)
+        node = None if traced else _variables.get((CAT_I, dim))
+        given = tensor if pairs else tensor.squeeze(-2)
+        frame = Frame((given,), _I, rows, None, batch, space, None, False, pairs)
+        return variable(CAT_I, dim) if node is None else node, frame
+    node = None if traced else _variables.get((CAT_J, dim))
+    given = tensor if pairs else tensor.squeeze(-3)
+    frame = Frame((given,), _J, None, columns, batch, space, None, False, pairs)
+    return variable(CAT_J, dim) if node is None else node, frame
 
 
 def from_python(x: Any, axis: int | None) -> tuple[Node, Frame]:

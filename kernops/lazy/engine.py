@@ -18,7 +18,7 @@ from ..formula.graph import CAT_I, CAT_J, CAT_SCALAR, Node
 from ..formula.reductions import CORES, REDUCTION_NAMES, REDUCTIONS
 from .arrays import Space, give_back
 from .frame import Frame
-from .nodes import ZERO, build, swapped, variable
+from .nodes import ZERO, build, swapped, variable, weighted
 
 Tensor = torch.Tensor
 Result = Any  # a tensor or a tuple of tensors
@@ -53,10 +53,13 @@ class Request:
         return 1 if m is None else m, 1 if n is None else n
 
     def __call__(self, frame: Frame, backend: str) -> Result:
-        m, n = self.rows(frame)
+        m, n = (frame.n, frame.m) if self.over_i else (frame.m, frame.n)
+        if m is None or n is None:
+            m, n = self.rows(frame)
         if n < self.k or n == 0:
             self.check_length(m, n)
-        outs = reduce(self.plan, frame.tensors, m, n, backend, frame.batch)
+        tensors = frame.tensors if frame.batch else frame.given
+        outs = reduce(self.plan, tensors, m, n, backend, frame.batch)
         if self.as_is:
             return outs[0] if len(outs) == 1 else outs
         if len(self.returns) == 1:
@@ -230,6 +233,12 @@ def request(
         known = ", ".join(sorted({*REDUCTIONS, *COMPOSED}))
         raise ValueError(f"reduction_op must be one of {known}; got {name!r}")
     return Request(name, f, weight, k, n_vars, over_i)
+
+
+@cached(maxsize=1 << 12)
+def weighted_sum(f: Node, dim: int, number: int, n_vars: int) -> Any:
+    """The request for the sum over j of ``f`` times variable ``number``, a vector of each column."""
+    return request("Sum", weighted(f, dim, number), None, 0, n_vars, False)
 
 
 def place(out: Any, result: Result, space: Space) -> Any:

@@ -6,15 +6,21 @@ operation costs nothing here. Two frames merge by identity of the tensors in the
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NoReturn
 
 import torch
 
-from ..autograd.tracing import cached
+from ..autograd.tracing import cached, is_dynamo_compiling
+from ..backends.layout import compact
 from ..formula.graph import CAT_I, CAT_J, CAT_P
 from .arrays import Space, kind_of, to_tensor
 
 Tensor = torch.Tensor
+
+_transformed = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_compacting = threading.RLock()
 
 #: Words for categories in messages.
 WORDS = {CAT_I: "i-variable", CAT_J: "j-variable", CAT_P: "parameter"}
@@ -60,13 +66,15 @@ class Frame:
         space: kind, dtype and device of the tensors; ``None`` if there is none yet.
         backend: back end asked for, or ``None``.
         loose: whether some value is a ``Symbol`` or ``Numbers``.
+        given, pairs: ``tensors`` where variables may still be as the caller gave them, (m, 1, D) and (1, n, D); whether
+            some are. Only :func:`kernops.autograd.reduce` without batch dimensions takes them so.
     """
 
-    __slots__ = ("tensors", "cats", "m", "n", "batch", "space", "backend", "loose")
+    __slots__ = ("given", "cats", "m", "n", "batch", "space", "backend", "loose", "pairs", "_compact")
 
     def __init__(
         self,
-        tensors: tuple[Any, ...] = (),
+        given: tuple[Any, ...] = (),
         cats: tuple[int, ...] = (),
         m: int | None = None,
         n: int | None = None,
@@ -74,8 +82,9 @@ class Frame:
         space: Space | None = None,
         backend: str | None = None,
         loose: bool = False,
+        pairs: bool = False,
     ) -> None:
-        self.tensors = tensors
+        self.given = given
         self.cats = cats
         self.m = m
         self.n = n
@@ -83,12 +92,28 @@ class Frame:
         self.space = space
         self.backend = backend
         self.loose = loose
+        self.pairs = pairs
+        self._compact: tuple[Any, ...] | None = None
 
-    def replace(self, **changes: Any) -> Frame:
-        return Frame(**{name: changes.get(name, getattr(self, name)) for name in Frame.__slots__})
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        if not self.pairs:
+            return self.given
+        if is_dynamo_compiling() or _transformed() or _modes() or torch.is_inference_mode_enabled():
+            return tuple(compact(self.given))  # views that are not to outlive what is going on
+        with _compacting:  # the same views each time, also for another thread: whoever asks may know them by identity
+            if self._compact is None:
+                with torch.enable_grad():  # they may be differentiated later
+                    self._compact = tuple(compact(self.given))
+            return self._compact
+
+    def replace(self, tensors: tuple[Any, ...] | None = None, **changes: Any) -> Frame:
+        if tensors is not None:
+            changes.update(given=tensors, pairs=False)
+        return Frame(**{name: changes.get(name, getattr(self, name)) for name in _FIELDS})
 
     def __reduce__(self) -> tuple:
-        return _restored, tuple(getattr(self, name) for name in Frame.__slots__)
+        return _restored, tuple(getattr(self, name) for name in _FIELDS)
 
     def settled(self) -> Frame:
         """The frame with tensors for all values: what a reduction is given."""
@@ -98,6 +123,9 @@ class Frame:
         """Rows and columns exchanged."""
         cats = tuple(_SWAP.get(c, c) for c in self.cats)
         return self.replace(cats=cats, m=self.n, n=self.m)
+
+
+_FIELDS = tuple(name for name in Frame.__slots__ if name != "_compact")
 
 
 def _restored(*values: Any) -> Frame:
@@ -113,9 +141,9 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
 
     The variables of ``a`` keep their numbers. ``op`` is named in the message if the two do not fit.
     """
-    if not b.tensors and b is EMPTY:
+    if b is EMPTY:
         return a, None
-    if not a.tensors and a is EMPTY:
+    if a is EMPTY:
         return b, None
     space, other = a.space, b.space
     if space is not other and other is not None:
@@ -137,18 +165,18 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
         if backend is not None:
             raise ValueError(f"{op}: the operands ask for two back ends, {backend!r} and {b.backend!r}")
         backend = b.backend
-    own, cats = a.tensors, a.cats
-    tensors, categories, numbers = list(own), list(cats), []
-    for t, c in zip(b.tensors, b.cats):
-        for k, mine in enumerate(own):
-            if mine is t and cats[k] == c:
-                break
-        else:
-            k = len(tensors)
-            tensors.append(t)
-            categories.append(c)
+    given, cats, numbers = a.given, a.cats, []
+    own = len(given)
+    for t, c in zip(b.given, b.cats):
+        k = 0
+        while k < own and not (given[k] is t and cats[k] == c):
+            k += 1
+        if k == own:
+            k = len(given)
+            given, cats = (*given, t), (*cats, c)
         numbers.append(k)
-    return Frame(tuple(tensors), tuple(categories), m, n, batch, space, backend, a.loose or b.loose), tuple(numbers)
+    merged = Frame(given, cats, m, n, batch, space, backend, a.loose or b.loose, a.pairs or b.pairs)
+    return merged, tuple(numbers)
 
 
 def _clash(op: str, a: Space, b: Space) -> NoReturn:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-from ..autograd.tracing import traceable
+from ..autograd.tracing import is_dynamo_compiling, remembered
 from ..formula import functions
-from ..formula.graph import CAT_SCALAR, Node, Param, const, relabel, swap_axes, var, variables
+from ..formula.graph import CAT_J, CAT_SCALAR, Node, Param, const, relabel, swap_axes, var, variables
 from ..formula.ops import add, apply, broadcast, div, mul, neg, sub
 
 #: Functions that simplify, or that no single row of the table of ops is. All others are ``apply``.
@@ -46,30 +45,26 @@ ZERO = const(0.0)
 _LARGEST_CONSTANT = 256
 
 
-@traceable
-@lru_cache(maxsize=1 << 14)
+@remembered(1 << 14)
 def build(op: str, params: tuple[Param, ...], *args: Node) -> Node:
     """``op(*args, *params)``."""
     builder = BUILDERS.get(op)
     return apply(op, *args, params=params) if builder is None else builder(*args, *params)
 
 
-@traceable
-@lru_cache(maxsize=1 << 14)
+@remembered(1 << 14)
 def moved(f: Node, numbers: tuple[int, ...]) -> Node:
     """``f`` with its variables renumbered."""
     return relabel(f, numbers)
 
 
-@traceable
-@lru_cache(maxsize=1 << 14)
+@remembered(1 << 14)
 def joined(op: str, f: Node, g: Node, numbers: tuple[int, ...] | None) -> Node:
     """``op(f, g)`` with the variables of ``g`` renumbered, unless ``numbers`` is None."""
     return build(op, (), f, g if numbers is None else moved(g, numbers))
 
 
-@traceable
-@lru_cache(maxsize=1 << 12)
+@remembered(1 << 12)
 def swapped(f: Node) -> Node:
     """``f`` with rows and columns exchanged."""
     return swap_axes(f)
@@ -86,28 +81,51 @@ def constant(x: float) -> Node | None:
     return _constant(x) if x else _zero(repr(x))
 
 
-@traceable
-@lru_cache(maxsize=1 << 11)
+@remembered(1 << 11)
 def _constant(x: float) -> Node:
     return const(x)
 
 
-@traceable
-@lru_cache(maxsize=8)
+@remembered(8)
 def _zero(text: str) -> Node:
     """0.0 or -0.0, which a cache keyed by numbers takes for the same."""
     return const(float(text))
 
 
-@traceable
-@lru_cache(maxsize=1 << 12)
+def with_number(op: str, f: Node, x: float, first: bool) -> Node | None:
+    """``op(f, x)``, or ``op(x, f)`` if x comes ``first``; ``None`` where x may not become part of a formula."""
+    traced = is_dynamo_compiling()
+    node = None if traced else _with_numbers.get((op, f, x, first))
+    if node is not None:
+        return node
+    number = constant(x)
+    if number is None:
+        return None
+    node = build(op, (), number, f) if first else build(op, (), f, number)
+    if x and not traced:  # 0.0 and -0.0 are one key
+        if len(_with_numbers) >= _MOST_KEPT:
+            _with_numbers.clear()
+        _with_numbers[op, f, x, first] = node
+    return node
+
+
+_with_numbers: dict[tuple[str, Node, float, bool], Node] = {}
+_MOST_KEPT = 1 << 14
+
+
+@remembered(1 << 12)
 def variable(cat: int, dim: int, number: int = 0) -> Node:
     """Variable number ``number``."""
     return var(cat, number, dim)
 
 
-@traceable
-@lru_cache(maxsize=1 << 12)
+@remembered(1 << 12)
+def weighted(f: Node, dim: int, number: int) -> Node:
+    """``f`` times variable ``number``, a vector of each column."""
+    return build("Mul", (), f, variable(CAT_J, dim, number))
+
+
+@remembered(1 << 12)
 def numbers_of(f: Node) -> tuple[int, ...]:
     """Numbers of the variables that occur."""
     return tuple(v.params[1] for v in variables(f))  # type: ignore[misc]

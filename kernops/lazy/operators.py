@@ -9,7 +9,9 @@ from ..autograd.tracing import is_dynamo_compiling
 from ..formula.graph import Node
 from ..formula.ops import OPS
 from .frame import Frame, merge
-from .nodes import build, joined, moved
+from .nodes import build, joined, moved, with_number
+
+_joined = joined.known  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from .tensor import LazyTensor
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
 
 def operate(op: str, a: LazyTensor, b: LazyTensor) -> LazyTensor:
     """``op(a, b)``."""
-    mine, other = a.frame, b.frame
-    frame, numbers = (mine, None) if mine is other else merge(mine, other, op)
-    return a._new(joined(op, a.formula, b.formula, numbers), frame)
+    frame, other, f, g = a.frame, b.frame, a.formula, b.formula
+    numbers = None
+    if frame is not other:
+        frame, numbers = merge(frame, other, op)
+    node = None if is_dynamo_compiling() else _joined.get((op, f, g, numbers))
+    return a._new(joined(op, f, g, numbers) if node is None else node, frame)
 
 
 def operate_all(op: str, args: tuple[LazyTensor, ...], params: tuple[Any, ...] = ()) -> LazyTensor:
@@ -39,7 +44,12 @@ def _operator(op: str, exchanged: str) -> Method:
     """An operator; ``exchanged`` is the one that gives the same with the operands exchanged."""
 
     def method(self: Any, other: Any) -> LazyTensor:
-        if type(other) is not type(self):
+        kind = type(other)
+        if kind is not type(self):
+            if kind is int or kind is float:
+                node = with_number(op, self.formula, other, False)
+                if node is not None:
+                    return self._new(node, self.frame)  # type: ignore[no-any-return]
             other = self._lift(other, op)
             if other.is_complex:
                 return getattr(other, exchanged)(self)
@@ -50,7 +60,12 @@ def _operator(op: str, exchanged: str) -> Method:
 
 def _reflected(op: str, exchanged: str) -> Method:
     def method(self: Any, other: Any) -> LazyTensor:
-        if type(other) is not type(self):
+        kind = type(other)
+        if kind is not type(self):
+            if kind is int or kind is float:
+                node = with_number(op, self.formula, other, True)
+                if node is not None:
+                    return self._new(node, self.frame)  # type: ignore[no-any-return]
             other = self._lift(other, op)
             if other.is_complex:
                 return getattr(other, exchanged)(self)

@@ -146,7 +146,7 @@ class ReductionMethods:
             kept = {key: v for key, v in settings.items() if key != "call"}
             waiting = Reduced((name, self.formula, g, k, axis == I_AXIS, option), frame, kept)
             return waiting if settings.get("call") is False or waiting.bind.count or frame.space is None else waiting()
-        req = request(name, self.formula, g, k, len(frame.tensors), axis == I_AXIS, option)
+        req = request(name, self.formula, g, k, len(frame.given), axis == I_AXIS, option)
         if not settings:
             return execute(req, frame, frame.backend)
         backend = settings.get("backend") or frame.backend
@@ -241,7 +241,8 @@ def _plain(name: str, method: str) -> Callable:
 
 def _or_vector(name: str, method: str) -> Callable:
     def reduce_(self: Any, axis: Any = -1, dim: Any = None, **settings: Any) -> Any:
-        own = self._axis(method, axis, dim, True)
+        last = type(axis) is int and axis == -1 and dim is None
+        own = VECTOR if last else self._axis(method, axis, dim, True)
         return self._vector(name) if own == VECTOR else self._reduce(name, own, None, 0, settings)
 
     return reduce_

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +14,17 @@ from ..formula.graph import CAT_I, CAT_J, CAT_P, Node
 from . import options
 from .arrays import give_back, kind_of, to_tensor
 from .data import from_array, from_number, from_python
-from .frame import Frame, Numbers, Symbol
+from .engine import weighted_sum
+from .frame import Frame, Numbers, Symbol, merge
 from .methods import VectorMethods
-from .nodes import swapped, variable
-from .operators import Operators, operate
-from .reductions import ReductionMethods
+from .nodes import swapped, variable, weighted
+from .operators import Operators
+from .reductions import ReductionMethods, execute
 
 Tensor = torch.Tensor
+
+
+_J = (CAT_J,)
 
 
 def _complex(x: Any) -> bool:
@@ -44,6 +48,9 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
     frame: Frame
 
     is_complex = False
+    #: What makes another expression of a formula and its frame. (``torch.compile`` does not follow ``type(self)``
+    #: everywhere, and a method would cost more than the look-up of the formula.)
+    _new: ClassVar[type[LazyTensor]]
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Any]: ...  # methods made from the tables
@@ -71,10 +78,6 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
         whole = as_complex(x, axis)
         self.formula, self.frame = whole.formula, whole.frame
         self.__class__ = type(whole)
-
-    def _new(self, formula: Node, frame: Frame) -> LazyTensor:
-        """Another expression. (The class by its name: ``torch.compile`` does not follow ``type(self)`` everywhere.)"""
-        return LazyTensor(formula, frame)
 
     @staticmethod
     def _lift(x: Any, name: str) -> LazyTensor:
@@ -213,6 +216,11 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
 
     def _columns(self, v: Any, name: str) -> tuple[LazyTensor, bool]:
         """The vectors that this matrix is applied to, as a j-variable, and whether it was one vector of shape (N,)."""
+        right, vector = self._right_side(v, name)
+        return LazyTensor(variable(CAT_J, right.given[0].shape[-1]), right), vector
+
+    def _right_side(self, v: Any, name: str) -> tuple[Frame, bool]:
+        """The same as the data of a j-variable."""
         tensor, space = to_tensor(v, "v")
         shape = tensor.shape
         vector = len(shape) == 1
@@ -223,15 +231,20 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
         n = 1 if frame.n is None else frame.n
         if self.formula.dim != 1 or len(shape) < 2 or (shape[-2] != n and not frame.loose) or shape[-1] == 0:
             raise _no_product(self, name, tensor, vector)
-        other = Frame((tensor,), (CAT_J,), None, shape[-2], tuple(shape[:-2]), space)
-        return LazyTensor(variable(CAT_J, shape[-1]), other), vector
+        batch = () if len(shape) == 2 else tuple(shape[:-2])
+        return Frame((tensor,), _J, None, shape[-2], batch, space), vector
 
     def __matmul__(self, v: Any, **settings: Any) -> Any:
         """The product with a vector (N,) or with vectors (..., N, E), an array of shape (..., M) or (..., M, E)."""
         if v.dtype.is_complex if isinstance(v, Tensor) else kind_of(v) is not None and _complex(v):
             return self.real2complex().__matmul__(v, **settings)
-        other, vector = self._columns(v, "K @ v")
-        out = operate("Mul", self, other)._reduce("Sum", 1, None, 0, settings)
+        right, vector = self._right_side(v, "K @ v")
+        frame, numbers = merge(self.frame, right, "Mul")
+        dim, number = right.given[0].shape[-1], 0 if numbers is None else numbers[0]
+        if settings or frame.loose:
+            out = LazyTensor(weighted(self.formula, dim, number), frame)._reduce("Sum", 1, None, 0, settings)
+        else:
+            out = execute(weighted_sum(self.formula, dim, number, len(frame.given)), frame, frame.backend)
         return out[..., 0] if vector else out
 
     def __rmatmul__(self, v: Any) -> Any:
@@ -275,6 +288,9 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
                 raise ValueError(f"a slice of the vector needs step 1 and at least one of {size} components; got {key}")
             return self.extract(start, stop - start)
         return self.elem(key)
+
+
+LazyTensor._new = LazyTensor
 
 
 def _no_product(k: LazyTensor, name: str, v: Tensor, vector: bool) -> ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernops.autograd.derivatives import call_of
+from kernops.autograd.function import _forward_batched
 from tests.helpers.reductions import Case
 
 Tensor = torch.Tensor
@@ -79,6 +82,32 @@ def test_autocast_changes_nothing(case, values):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = gradients(case.ours(values)[0], values)
     torch.testing.assert_close(got, gradients(case.dense(values)[0], values))
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_batched_cotangents_on_a_thread_of_autograd(levels):
+    """Which runs the backward passes of a GPU, and knows the levels of tensors but not how many there are."""
+    case = Case("Sum", "gauss")
+    values = case.data()
+    call = call_of(case.plan, *case.sizes(values), "tiled", (), 8)
+    plain = [torch.stack([values[0] + k for k in range(3)]), torch.stack([values[1] * k for k in range(1, 3)])]
+    for k in range(1, levels + 1):
+        torch._C._vmapmode_increment_nesting()
+        values[k - 1] = torch._add_batch_dim(plain[k - 1], 0, k)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            (got,) = pool.submit(_forward_batched, call, values).result()
+        for k in range(levels, 0, -1):
+            got = torch._remove_batch_dim(got, k, len(plain[k - 1]), 0)
+    finally:
+        for _ in range(levels):
+            torch._C._vmapmode_decrement_nesting()
+    x, y, *others = case.data()
+    for i in range(3):
+        if levels == 1:
+            torch.testing.assert_close(got[i], case.dense([plain[0][i], y, *others])[0])
+        for j in range(2) if levels == 2 else ():
+            torch.testing.assert_close(got[i, j], case.dense([plain[0][i], plain[1][j], *others])[0])
 
 
 def test_threads(case, values):

@@ -5,6 +5,7 @@ The tables are upper bounds. A change that raises a number has to say so here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -101,6 +102,29 @@ def test_value_and_gradients_take_two_passes(calls: Calls, n: int, main: str, la
     assert calls.kernels.count(main) == 2
     assert len(calls.kernels) <= 2 * launches and len(calls.allocations) <= 2 * allocations  # results, and scratch
     assert sum(calls.allocations) <= 2700 * n
+
+
+def operations(call: Callable[[], object]) -> list[str]:
+    """What torch is asked for in a call, on any thread. A mode of dispatch would change the call's way."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    skipped = ("aten::empty", "aten::as_strided")  # memory, counted above; and inside of views
+    return sorted(event.name for event in profile.events() if "aten::" in event.name and event.name not in skipped)
+
+
+def test_torch_is_asked_for_memory_only(calls: Calls) -> None:
+    """And with gradients for the product with the cotangent, and for gradients of the shapes of the arrays."""
+    x, y, b = torch.rand(100, 1, 3), torch.rand(1, 100, 3), torch.rand(100, 1)
+    g = torch.rand(100, 1)
+
+    def call() -> torch.Tensor:
+        return (-((LazyTensor(x) - LazyTensor(y)) ** 2).sum(-1)).exp() @ b
+
+    assert call().shape == (100, 1)
+    assert operations(call) == []
+    arrays = [t.requires_grad_() for t in (x, y, b)]
+    torch.autograd.grad(call(), arrays, g)
+    assert operations(lambda: torch.autograd.grad(call(), arrays, g)) == ["aten::mul", *["aten::unsqueeze"] * 2]
 
 
 def test_batches_are_one_call(calls: Calls) -> None:

@@ -60,3 +60,24 @@ def test_data_on_two_devices():
     with pytest.raises(ValueError, match="backend 'CPU' computes on cpu; the data are on cuda:0"):
         Vi(x).sum(axis=0, backend="CPU")
     assert gauss(x, y.cuda()).device == x.device
+
+
+@pytest.mark.parametrize("d", [3, 64])
+def test_arrays_of_pairs_give_the_same_bits(d):
+    """(N, 1, D) and (1, N, D) are read as they are, by sums, gradients, searches pruned or on matrix units."""
+    n = 20_000
+    x, y, v = (torch.rand(n, k, device="cuda") for k in (d, d, 1))
+    g = torch.rand(n, 1, device="cuda")
+
+    def results(a, b, *inputs):
+        squares = ((a - b) ** 2).sum(-1)
+        out = (-squares).exp() @ v
+        return [out, squares.argKmin(5, axis=1), squares.min(axis=0), *torch.autograd.grad(out, inputs, g)]
+
+    flat = [t.clone().requires_grad_() for t in (x, y)]
+    want = results(Vi(flat[0]), Vj(flat[1]), *flat)
+    pairs = [x[:, None].clone().requires_grad_(), y.T.contiguous().T[None].requires_grad_()]
+    got = results(LazyTensor(pairs[0]), LazyTensor(pairs[1]), *pairs)
+    for first, second in zip(got, want, strict=True):
+        assert torch.equal(first.reshape(second.shape), second)
+    assert [t.shape for t in got[3:]] == [t.shape for t in pairs]

@@ -43,3 +43,15 @@ def test_value_and_all_gradients(d: int, e: int, dtype: torch.dtype, batch: tupl
             assert (first.double() - second).norm() <= rounding * second.norm(), (m, n)
         again = gradients(reduce(plan, values, m, n)[0], values)
         assert all(map(torch.equal, got, again)), "the same call gives the same bits"
+
+
+def test_batched_cotangents() -> None:
+    """The backward pass runs on a thread of autograd's."""
+    plan = gaussian(3, 1)
+    values = [torch.rand(s, device="cuda").requires_grad_() for s in ((50, 3), (60, 3), (60, 1), (1,))]
+    (out,) = reduce(plan, values, 50, 60)
+    many = torch.rand(4, 50, 1, device="cuda")
+    got = torch.autograd.grad(out, values, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(out, values, g, retain_graph=True) for g in many]
+    for first, second in zip(got, map(torch.stack, zip(*each)), strict=True):
+        torch.testing.assert_close(first, second)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernops.autograd import reduce as differentiable_reduce
-from kernops.backends import cuda
+from kernops.backends import cuda, launch
 from kernops.backends.launch import Launch
 from kernops.codegen import matrix_schedule as schedules
 from kernops.codegen.matrix import matrix_form
@@ -49,15 +49,15 @@ def modes(p: Problem, values: list[Any], m: int, n: int, batch: tuple[int, ...] 
 
     kept: list[tuple[int, int, int]] = []
     allocated: list[torch.Tensor] = []
-    empty = torch.empty
+    empty = launch.empty
 
-    def keeping(*args: Any, **options: Any) -> torch.Tensor:
-        allocated.append(empty(*args, **options))
+    def keeping(*args: Any) -> torch.Tensor:
+        allocated.append(empty(*args))
         return allocated[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launch, "submit", watched)
-        patch.setattr(torch, "empty", keeping)
+        patch.setattr(launch, "empty", keeping)
         run(p, values, m, n)
     assert kept, "the matrix kernels were not asked"
     survey = next(t for t in allocated if t.data_ptr() == kept[0][0])

@@ -65,6 +65,7 @@ def fake_gpu(patch: pytest.MonkeyPatch, device: Device = H200) -> Calls:
     patch.setattr(nvrtc, "cubin", lambda *args: b"")
     patch.setattr(cuda, "device_facts", lambda index: device)
     patch.setattr(prepared, "stream_of", lambda index: 0)
+    patch.setattr(prepared, "_empty_strided", None)
     patch.setattr(pruned_cuda, "stream_of", lambda index: 0)
     patch.setattr(cuda, "_current_device", lambda: -1)  # the "device" of tensors on the CPU
     patch.setattr(cuda, "_launches", {})

@@ -220,6 +220,7 @@ def emulate_reductions(monkeypatch: pytest.MonkeyPatch) -> Emulation:
 
     monkeypatch.setattr(reductions, "compiled", lambda text, what, index, shared, names: {k: (text, k) for k in names})
     monkeypatch.setattr(driver, "launch", start)
+    monkeypatch.setattr(launch, "_empty_strided", None)
     for module in (launch, pruned_cuda):
         monkeypatch.setattr(module, "stream_of", lambda index: 0)
     return emulation
