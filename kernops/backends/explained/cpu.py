@@ -57,7 +57,7 @@ def pruned(p: Problem) -> Told | None:
 
 def brute(p: Problem) -> Told:
     """All pairs."""
-    few = p.m <= cpu.FEW_ROWS and p.pairs >= cpu.MANY_PAIRS
+    few = cpu.variant(p.m, p.n, p.pairs)
     machine = cpu.machine()
     s = schedule(p.plan, p.itemsize, machine, few)
     return Told(
@@ -82,11 +82,11 @@ def _lines(p: Problem, s: Schedule) -> Lines:
     )
 
 
-def _reasons(p: Problem, s: Schedule, few: bool) -> list[str]:
+def _reasons(p: Problem, s: Schedule, few: str) -> list[str]:
     room = cpu.machine().registers
     said = [f"{count(s.rows, 'row')} against {count(s.vectors, 'vector')}: as many sums as {room} registers hold, so "
             "that the latency of one is hidden by the others"]  # fmt: skip
-    if few:
+    if few == "rows":
         said = [f"one row at a time: {count(p.m, 'row')} against {p.n:,} columns"]
     found = contraction(p.plan)
     if found.sums:

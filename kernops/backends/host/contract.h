@@ -26,7 +26,7 @@ constexpr int PANEL = 256;
 template <class T, int R>
 struct OneRow {
     const T* p;
-    KN_FN Vec<T> operator[](int s) const { return fill(p[s * R]); }
+    KN_FN Vec<T> operator[](int s) const { return fill_from(p + s * R); }
 };
 template <class T, int U>
 struct OneVector {
