@@ -304,8 +304,9 @@ def _cpu() -> tuple[str, Machine]:
     ]
     text = " ".join([platform.machine(), platform.processor(), platform.system(), *named])
     flags = set(known.get("flags", "").split())
+    adders = known.get("vendor_id") == "AuthenticAMD"  # since Zen
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
-        return text, Machine(64, 32)
+        return text, Machine(64, 32, adders)
     if platform.machine() in ("aarch64", "arm64"):
         return text, Machine(16, 32)
-    return text, Machine(32 if "avx2" in flags else 16, 16)
+    return text, Machine(32 if "avx2" in flags else 16, 16, adders)

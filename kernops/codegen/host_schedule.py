@@ -16,6 +16,7 @@ from ..formula.ops import OPS
 from ..formula.plan import Plan
 from .contraction import SumsEmitter, contraction, squares, sums_text
 from .emit import emit, pair_text
+from .products import products_text
 
 #: Core -> template for formulas with few components, in the header of that name.
 _KERNELS = {
@@ -49,10 +50,12 @@ _SHARED = 1 << 24
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters of the machine: bytes of a SIMD vector and number of vector registers."""
+    """What matters of the machine: bytes of a SIMD vector, number of vector registers, and whether additions have units of
+    their own beside those of multiply-add."""
 
     vector_bytes: int = 64
     registers: int = 32
+    adders: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ namespace kn {{
 struct Host : Formula {{
   static constexpr int KIND[] = {{{", ".join(kind for kind, _ in table)}}};
   static constexpr bool COLUMN[] = {{{", ".join(column for _, column in table)}}};
-{_fixed_unrolling(_summed(plan), s.chunk)}
+{products_text(plan, machine.adders)}{_fixed_unrolling(_summed(plan), s.chunk)}
 {_fixed_unrolling(_stages(plan), s.chunk) if s.header == "staged" else ""}}};
 struct Schedule {{
   static constexpr int R = {s.rows}, U = {s.vectors}, E = {s.epilogue}, C = {s.chunk};

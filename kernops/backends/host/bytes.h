@@ -63,7 +63,7 @@ public:
         columns_ = reinterpret_cast<int32_t*>(
             reinterpret_cast<char*>(rows_) + round_up(blocks * ROWS_STRIDE * 4, 64));
         on_ = useful && find_cube(rows, blocks);
-        for (int64_t k = 0; on_ && k < blocks; ++k) round_rows(rows + k * R * F::NROW, rows_ + k * ROWS_STRIDE);
+        for (int64_t k = 0; on_ && k < blocks; ++k) round_rows(rows + k * R * F::ROWS, rows_ + k * ROWS_STRIDE);
     }
     bool on() const { return on_; }
     void stop() { on_ = false; }
@@ -153,7 +153,7 @@ private:
             const auto each = [&](const auto& use) {
                 for (int64_t k = 0; k < blocks; ++k)
                     for (int r = 0; r < R; ++r) {
-                        const float x = rows[(k * F::NROW + F::ROW_POINT + d) * R + r];
+                        const float x = rows[(k * F::ROWS + F::ROW_POINT + d) * R + r];
                         if (x - x == 0) use(double(x));
                     }
             };
