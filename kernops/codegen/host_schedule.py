@@ -39,8 +39,8 @@ LONG = 64
 #: A formula of more operations than this is one piece: loads are no longer what takes time, and copies of the text
 #: would compile for long (16 ops with their second derivatives: 10 s with four rows, 1.6 s with one).
 MANY_NODES = 100
-#: A formula of no more operations, of them one function, leaves registers for more vectors of columns: as many pieces as
-#: it takes to hide the latency of all. The most sums of a step, and how many vectors then.
+#: A formula of no more operations, one function among them, leaves registers for more vectors of columns: as many
+#: pieces as it takes to hide the latency of all. The most sums of a step, and how many vectors then.
 LIGHT, LIGHT_VECTORS = 24, ((4, 3), (16, 2))
 #: Vectors that are summed plainly (SPAN in host/lanes.h).
 SPAN = 64
@@ -50,8 +50,8 @@ _SHARED = 1 << 24
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters of the machine: bytes of a SIMD vector, number of vector registers, and whether additions have units of
-    their own beside those of multiply-add."""
+    """What matters of the machine: bytes of a SIMD vector, number of vector registers, and whether additions have units
+    of their own beside those of multiply-add."""
 
     vector_bytes: int = 64
     registers: int = 32
@@ -105,7 +105,7 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few: str =
         tile = max(1, min(64 // vectors, SUMMED_BYTES // block_bytes))
         blocks = max(1, min(96 // rows, SUMMED_BYTES // row_bytes))
         if squares(plan)[0]:  # rows are four times as small then, and columns are rounded for each group of them
-            blocks = max(1, min(192 // rows, 4 * SUMMED_BYTES // row_bytes))
+            blocks = max(1, min(384 // rows, 5 * SUMMED_BYTES // row_bytes))
     if staged:
         tile = max(8, min(64 // vectors, WIDE_TILE_BYTES // block_bytes))
     return Schedule(header, kernel, rows, vectors, epilogue, chunk, blocks, tile, _work(plan))

@@ -13,7 +13,7 @@ from .contraction import contraction
 from .matrix import CORES, JUMPS
 
 #: Fewest components for which what a block of pairs needs besides its products is little of it.
-FEWEST = 96
+FEWEST = 64
 
 
 @lru_cache(maxsize=1024)
@@ -40,11 +40,13 @@ def _jumps(plan: Plan) -> bool:
 
 
 def products_text(plan: Plan, paired: bool) -> str:
-    """The members of a formula that ``host/products.h`` asks for; ``paired`` where additions have units of their own."""
+    """The members of a formula that ``host/products.h`` asks for.
+
+    ``paired`` is for machines where additions have units of their own.
+    """
     components, row, column = products(plan)
     moved = (components + 1) // 2 * 2 + 4 if components else 0  # kn::Moved<Host>::SLOTS
     return f"""  static constexpr int PRODUCT = {components}, PRODUCT_ROW = {row}, PRODUCT_COLUMN = {column};
   static constexpr bool PAIRED = {"true" if paired else "false"};
   static constexpr int ROWS = NROW + {moved}, COLUMNS = NCOL + {moved};
 """
-

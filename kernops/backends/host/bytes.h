@@ -190,7 +190,7 @@ private:
     }
     /// Component d as a whole number of steps from the centre, -127 .. 127, and what that takes away.
     KN_FN i32 rounded(f32 x, int d, f32& lost) const {
-        const f32 limit = fill(127.0f), steps = (x - fill(centre_[d])) * fill(inverse_);
+        const f32 limit = fill(127.0f), steps = (x - fill_from(centre_ + d)) * fill(inverse_);
         const f32 inside = lesser(greater(steps, -limit), limit);
         // Added to 1.5 * 2^23, a small number is rounded to the nearest integer, in the lowest bits.
         const f32 shifted = inside + fill(12582912.0f);
