@@ -48,6 +48,8 @@ _SHARED_HEADER = Path(__file__).parent.parent / "cuda" / "reductions.cuh"
 FEW_PAIRS = 10_000
 #: One or two rows against at least this many pairs use the variant that takes one row at a time.
 FEW_ROWS, MANY_PAIRS = 2, 1 << 22
+#: As few columns use the variant that takes one vector of them at a time: of several, most would be of no column.
+FEW_COLUMNS = 32
 
 
 def available(device: torch.device) -> str | None:
@@ -88,7 +90,7 @@ class _Binding:
         self.variables = [(k, cats.get(k)) for k in range(plan.n_vars)]
         self.first = next((k for k, cat in self.variables if cat not in (None, CAT_SCALAR)), None)
         self.packers: dict[int, Callable[..., bytes]] = {}
-        self.functions: dict[tuple[torch.dtype, bool], Callable[[bytes], int]] = {}
+        self.functions: dict[tuple[torch.dtype, str], Callable[[bytes], int]] = {}
         self.variants: dict[tuple[torch.dtype, Schedule], Callable[[bytes], int]] = {}
         self.tuned: dict[tuple, Callable[[bytes], int]] = {}
         self.tails = [(plan.k, dim) if plan.k else (dim,) for _, dim in plan.outputs]
@@ -97,7 +99,7 @@ class _Binding:
     def __call__(self, tensors: Inputs, m: int, n: int, batch: tuple[int, ...]) -> tuple[Tensor, ...]:
         like = self._like(tensors)
         pairs = m * n * math.prod(batch)
-        key = (like.dtype, m <= FEW_ROWS and pairs >= MANY_PAIRS)
+        key = (like.dtype, variant(m, n, pairs))
         function = self.functions.get(key) or self._function(key)
         value = like.new_empty((*batch, m, *self.tails[0]))
         outs: tuple[Tensor, ...] = (value,)
@@ -141,10 +143,10 @@ class _Binding:
         self.packers[axes] = struct.Struct(f"{6 + axes}q{each}").pack
         return self.packers[axes]
 
-    def _fastest(self, key: tuple[torch.dtype, bool], m: int, n: int, batch: int, packed: bytes) -> Callable:
+    def _fastest(self, key: tuple[torch.dtype, str], m: int, n: int, batch: int, packed: bytes) -> Callable:
         """The variant that is fastest for such sizes, by a measurement on this very call."""
-        dtype, few_rows = key
-        variants = candidates(self.plan, dtype.itemsize, machine(), few_rows)
+        dtype, few = key
+        variants = candidates(self.plan, dtype.itemsize, machine(), few)
 
         def seconds(s: Schedule) -> float:
             function = self._variant(dtype, s)
@@ -160,10 +162,10 @@ class _Binding:
     def _variant(self, dtype: torch.dtype, s: Schedule) -> Callable[[bytes], int]:
         with building(self.plan):
             if (dtype, s) not in self.variants:
-                self.variants[dtype, s] = _load(self.plan, dtype.itemsize, False, s)
+                self.variants[dtype, s] = _load(self.plan, dtype.itemsize, "", s)
             return self.variants[dtype, s]
 
-    def _function(self, key: tuple[torch.dtype, bool]) -> Callable[[bytes], int]:
+    def _function(self, key: tuple[torch.dtype, str]) -> Callable[[bytes], int]:
         with building(self.plan):
             if key not in self.functions:
                 self.functions[key] = _load(self.plan, key[0].itemsize, key[1])
@@ -184,6 +186,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_locks.clear)
 
 
+def variant(m: int, n: int, pairs: int) -> str:
+    """Which variant of the schedule a call uses: that for few ``"rows"``, few ``"columns"``, or ``""``."""
+    if m <= FEW_ROWS and pairs >= MANY_PAIRS:
+        return "rows"
+    return "columns" if n <= FEW_COLUMNS else ""
+
+
 def threads() -> int:
     """The number of threads of a call."""
     given = environment.get("KERNOPS_NUM_THREADS")
@@ -200,8 +209,8 @@ def machine() -> Machine:
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
-def _load(plan: Plan, itemsize: int, few_rows: bool, tuned: Schedule | None = None) -> Callable[[bytes], int]:
-    text = source(plan, itemsize, _cpu()[1], few_rows, tuned)
+def _load(plan: Plan, itemsize: int, few: str, tuned: Schedule | None = None) -> Callable[[bytes], int]:
+    text = source(plan, itemsize, _cpu()[1], few, tuned)
     function = library(text, f"{plan.core} of {plan.formula}, float{8 * itemsize}").kernops_run
     function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int
     return function
@@ -296,8 +305,9 @@ def _cpu() -> tuple[str, Machine]:
     ]
     text = " ".join([platform.machine(), platform.processor(), platform.system(), *named])
     flags = set(known.get("flags", "").split())
+    adders = known.get("vendor_id") == "AuthenticAMD"  # since Zen
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
-        return text, Machine(64, 32)
+        return text, Machine(64, 32, adders)
     if platform.machine() in ("aarch64", "arm64"):
         return text, Machine(16, 32)
-    return text, Machine(32 if "avx2" in flags else 16, 16)
+    return text, Machine(32 if "avx2" in flags else 16, 16, adders)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ..formula.graph import topological
 from ..formula.plan import Plan
 from .facts import SPECIAL, Facts, instructions, special
+from .products import products
 
 EXP, FMA, SHARED, MATRIX = "exponential unit", "multiply-add units", "shared memory reads", "matrix unit"
 VECTOR, MEMORY = "vector units", "memory"
@@ -22,7 +23,9 @@ PLAIN_POWER = 10
 #: Instructions in which an exponential and its kin are computed where there is no unit for it: in float64 on a GPU, and
 #: on a CPU by the bytes of a number.
 SOFT_DOUBLE = 25
-HOST_SPECIAL = {4: 8, 8: 14}
+HOST_SPECIAL = {4: 9, 8: 13}
+#: Instructions for a component of a squared distance that is computed from products, in pairs or not.
+PAIRED, SINGLE = 1.5, 1.0
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,13 @@ def gpu_work(plan: Plan, f: Facts, rows: int, itemsize: int, share: float = 0) -
     return {EXP: exps, FMA: others, SHARED: read}
 
 
-def host_work(plan: Plan, itemsize: int) -> dict[str, float]:
-    """What a pair needs of a CPU's vector units: instructions, each for as many pairs as a vector has numbers."""
-    return {VECTOR: plain(plan) + HOST_SPECIAL[itemsize] * special(plan)}
+def host_work(plan: Plan, itemsize: int, paired: bool = False) -> dict[str, float]:
+    """What a pair needs of a CPU's vector units: instructions, each for as many pairs as a vector has numbers.
+
+    ``paired`` is that of ``products_text``.
+    """
+    saved = products(plan)[0] * (2 - (PAIRED if paired else SINGLE))
+    return {VECTOR: plain(plan) - saved + HOST_SPECIAL[itemsize] * special(plan)}
 
 
 def floors(work: Mapping[str, float], pairs: float, moved: float, rates: Rates, itemsize: int) -> dict[str, float]:

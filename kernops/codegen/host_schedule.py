@@ -2,7 +2,7 @@
 
 A step evaluates the formula for R rows against U SIMD vectors of columns. More pieces at once hide the latency of
 dependent instructions and reuse what is loaded, until registers run out. Everything is chosen by one pure function of
-the plan and a few facts about the machine; nothing depends on sizes but the variant for very few rows.
+the plan and a few facts about the machine; nothing depends on sizes but the variants for very few rows or columns.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..formula.ops import OPS
 from ..formula.plan import Plan
 from .contraction import SumsEmitter, contraction, squares, sums_text
 from .emit import emit, pair_text
+from .products import products_text
 
 #: Core -> template for formulas with few components, in the header of that name.
 _KERNELS = {
@@ -38,16 +39,23 @@ LONG = 64
 #: A formula of more operations than this is one piece: loads are no longer what takes time, and copies of the text
 #: would compile for long (16 ops with their second derivatives: 10 s with four rows, 1.6 s with one).
 MANY_NODES = 100
+#: A formula of no more operations, one function among them, leaves registers for more vectors of columns: as many
+#: pieces as it takes to hide the latency of all. The most sums of a step, and how many vectors then.
+LIGHT, LIGHT_VECTORS = 24, ((4, 3), (16, 2))
+#: Vectors that are summed plainly (SPAN in host/lanes.h).
+SPAN = 64
 #: Number of a column slot from which on it is a number shared by the components of a pair.
 _SHARED = 1 << 24
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What matters of the machine: bytes of a SIMD vector and number of vector registers."""
+    """What matters of the machine: bytes of a SIMD vector, number of vector registers, and whether additions have units
+    of their own beside those of multiply-add."""
 
     vector_bytes: int = 64
     registers: int = 32
+    adders: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,9 @@ class Schedule:
 
 
 @lru_cache(maxsize=1024)
-def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: bool = False) -> Schedule:
-    """The schedule of a plan; ``few_rows`` is the variant that takes one row at a time, against more columns."""
+def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few: str = "") -> Schedule:
+    """The schedule of a plan; ``few="rows"`` is the variant that takes one row at a time, against more columns, and
+    ``few="columns"`` that of no more columns at a time than it must."""
     program = plan.program
     dim, width = program.pair[-1].dim, max(1, program.n_col)
     header, kernel = _KERNELS[plan.core]
@@ -87,16 +96,16 @@ def schedule(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: 
         header, kernel = _STAGED_SUM
     staged = header == "staged" and plan.core != "LogSumExp"
     chunk = _chunk(plan, dim, room, staged)
-    rows, vectors, epilogue = _pieces(plan, chunk, room, staged, few_rows)
+    rows, vectors, epilogue = _pieces(plan, chunk, room, staged, few)
     block_bytes = vectors * machine.vector_bytes * width
     row_bytes = rows * max(1, program.n_row) * itemsize
-    tile = max(1, min(64, TILE_BYTES // block_bytes))
+    tile = max(1, min(SPAN if plan.core == "KMin" else SPAN // vectors, TILE_BYTES // block_bytes))
     blocks = max(1, min(32 // rows, ROW_BYTES // row_bytes))
     if contraction(plan).sums:
         tile = max(1, min(64 // vectors, SUMMED_BYTES // block_bytes))
         blocks = max(1, min(96 // rows, SUMMED_BYTES // row_bytes))
         if squares(plan)[0]:  # rows are four times as small then, and columns are rounded for each group of them
-            blocks = max(1, min(192 // rows, 4 * SUMMED_BYTES // row_bytes))
+            blocks = max(1, min(384 // rows, 5 * SUMMED_BYTES // row_bytes))
     if staged:
         tile = max(8, min(64 // vectors, WIDE_TILE_BYTES // block_bytes))
     return Schedule(header, kernel, rows, vectors, epilogue, chunk, blocks, tile, _work(plan))
@@ -111,40 +120,50 @@ def _chunk(plan: Plan, dim: int, room: int, staged: bool) -> int:
     return room // 4
 
 
-def _pieces(plan: Plan, chunk: int, room: int, staged: bool, few_rows: bool) -> tuple[int, int, int]:
+def _pieces(plan: Plan, chunk: int, room: int, staged: bool, few: str) -> tuple[int, int, int]:
     """R rows and U vectors of columns of a step, of which E rows at a time after long sums."""
     stored = sum(int(n) for n in re.findall(r"\bV \w+\[(\d+)\]", _pair_text(plan)))
     heavy = stored > 2 * LONG or len(_pair_nodes(plan)) > MANY_NODES
     states = chunk * (2 if plan.core == "MinArgMin" else 1)
     if contraction(plan).sums:
         rows, vectors = (4, room // 4) if staged else (6, 4) if room >= 16 else (4, 2)
-        rows = 1 if few_rows or (staged and heavy) else next(r for r in (rows, 4, 2, 1) if r * states <= 2 * room)
+        rows = 1 if few == "rows" or (staged and heavy) else next(r for r in (rows, 4, 2, 1) if r * states <= 2 * room)
         return rows, vectors, 1 if heavy else rows
     if heavy:  # vectors of the pair that are kept in memory for each piece, or many instructions for it
         return 1, 1, 1
-    if few_rows:
+    if few == "rows":
         return 1, max(1, min(4, room // chunk)), 1
     rows = next((r for r in (4, 2) if r * states <= room + room // 2), 1)
     wide = plan.core == "KMin" or any(
         n.args and n.args[0].dim > LONG and n.dim < n.args[0].dim for n in _pair_nodes(plan)
     )
-    return rows, 2 if wide and rows * 2 * chunk <= room else 1, rows
+    vectors = 2 if wide and rows * 2 * chunk <= room else 1
+    if plan.core in ("Sum", "LogSumExp") and not staged and not wide and not few and room >= 16 and _is_light(plan):
+        vectors = next((v for most, v in LIGHT_VECTORS if rows * states <= most), 1)
+    return rows, vectors, rows
 
 
 def _pair_nodes(plan: Plan) -> list[Node]:
     return topological(*contraction(plan).pair)
 
 
+def _is_function(node: Node) -> bool:
+    return "kn::" in (OPS[node.op].text or "")
+
+
+def _is_light(plan: Plan) -> bool:
+    nodes = [n for n in _pair_nodes(plan) if n.args]
+    return len(nodes) <= LIGHT and sum(n.dim for n in nodes if _is_function(n)) <= 1
+
+
 def _work(plan: Plan) -> int:
-    return (
-        sum(n.dim * (8 if "kn::" in (OPS[n.op].text or "") else 1) for n in _pair_nodes(plan) if n.args) + plan.dim + 2
-    )
+    return sum(n.dim * (8 if _is_function(n) else 1) for n in _pair_nodes(plan) if n.args) + plan.dim + 2
 
 
-def candidates(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows: bool = False) -> tuple[Schedule, ...]:
+def candidates(plan: Plan, itemsize: int, machine: Machine = Machine(), few: str = "") -> tuple[Schedule, ...]:
     """Schedules that are worth a measurement, the one of :func:`schedule` first. They differ in what stays in which
     cache, and in how many rows and columns a step takes."""
-    s = schedule(plan, itemsize, machine, few_rows)
+    s = schedule(plan, itemsize, machine, few)
     others = [replace(s, tile=2 * s.tile), replace(s, tile=max(1, s.tile // 2)), replace(s, blocks=2 * s.blocks)]
     if s.rows > 1 and not contraction(plan).sums:
         rows = s.rows // 2
@@ -153,12 +172,12 @@ def candidates(plan: Plan, itemsize: int, machine: Machine = Machine(), few_rows
 
 
 # --- source -----------------------------------------------------------------------------------------------------------
-def source(plan: Plan, itemsize: int, machine: Machine, few_rows: bool = False, tuned: Schedule | None = None) -> str:
+def source(plan: Plan, itemsize: int, machine: Machine, few: str = "", tuned: Schedule | None = None) -> str:
     """A translation unit that exports ``int kernops_run(const int64_t*)`` (its argument: see host/problem.h).
 
     ``tuned`` stands for the schedule of a measurement; else it is that of :func:`schedule`.
     """
-    s = tuned or schedule(plan, itemsize, machine, few_rows)
+    s = tuned or schedule(plan, itemsize, machine, few)
     real = {4: "float", 8: "double"}[itemsize]
     kinds = {v.params[1]: v.params[0] for v in plan.variables}
     columns = {v.params[1] for v in topological(*plan.program.col_terms) if v.is_var}
@@ -169,7 +188,7 @@ namespace kn {{
 struct Host : Formula {{
   static constexpr int KIND[] = {{{", ".join(kind for kind, _ in table)}}};
   static constexpr bool COLUMN[] = {{{", ".join(column for _, column in table)}}};
-{_fixed_unrolling(_summed(plan), s.chunk)}
+{products_text(plan, machine.adders)}{_fixed_unrolling(_summed(plan), s.chunk)}
 {_fixed_unrolling(_stages(plan), s.chunk) if s.header == "staged" else ""}}};
 struct Schedule {{
   static constexpr int R = {s.rows}, U = {s.vectors}, E = {s.epilogue}, C = {s.chunk};

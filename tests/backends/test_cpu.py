@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from kernops.backends import cpu, reduce
+from kernops.codegen.host_schedule import Machine, schedule
 from kernops.formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node, var
 from kernops.formula.ops import apply, mul, neg, sub
 from kernops.formula.plan import Plan, make_plan
@@ -58,6 +59,15 @@ def test_shapes_around_the_sizes_of_blocks(plan: Plan) -> None:
     for m in (1, 2, 3, 4, 5, 31, 33, 130):
         for n in (7, 15, 16, 17, 32, 33, 1025):
             _check(plan, [_rand(m, 3), _rand(n, 3, seed=1), _rand(n, 1, seed=2)], m, n, 3e-6)
+
+
+def test_few_columns_are_taken_one_vector_at_a_time() -> None:
+    """Light formulas take several else, of which few columns would fill one."""
+    for name, vectors in (("sum", 3), ("lse", 3), ("kmin", 2)):
+        s, few = (schedule(PLANS[name], 4, Machine(64, 32), kind) for kind in ("", "columns"))
+        assert s.vectors == vectors and few.vectors == (2 if name == "kmin" else 1)
+        assert name == "kmin" or s.vectors * s.tile <= 64  # vectors that are summed plainly
+    assert [cpu.variant(m, n, m * n) for m, n in ((5, 32), (5, 33), (1, 1 << 22))] == ["columns", "", "rows"]
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

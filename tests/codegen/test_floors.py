@@ -66,6 +66,12 @@ def test_a_processor_is_bound_by_its_vectors():
     assert floors.floors(work, 1e8, 0, host(1, 3e9, 64), 8)[VECTOR] == pytest.approx(2 * slow)
 
 
+def test_products_take_fewer_instructions_than_differences():
+    work = [host_work(gaussian(dim), 4, paired)[VECTOR] for dim, paired in ((784, True), (784, False), (32, True))]
+    assert work[0] - work[1] == 784 / 2
+    assert work[0] < 1.6 * 784 and work[2] > 2 * 32
+
+
 def test_unknown_architectures_are_taken_for_older_ones():
     assert gpu((9, 9)) == GPUS[9, 0]
     assert gpu((1, 0)) == GPUS[7, 5]

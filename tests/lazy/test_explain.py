@@ -240,3 +240,10 @@ def test_what_makes_no_sense_is_refused(given, error, text):
     x, y = torch.rand(5, 3), torch.rand(4, 3)
     with pytest.raises(error, match=text):
         kernops.explain((-Vi(x).sqdist(Vj(y))).exp(), **given)
+
+
+def test_the_clock_of_a_processor_is_measured() -> None:
+    """What floors are computed with is what a processor does, not what it is sold as."""
+    from kernops.backends.explained.cpu import _hertz
+
+    assert 3e8 < _hertz() < 1e10

@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from ...codegen.contraction import contraction, squares
 from ...codegen.floors import Rates, host, host_work
 from ...codegen.host_schedule import Schedule, schedule
+from ...codegen.products import products
 from ...codegen.search import FEW_FEATURES, pruning_pays, worth
 from .. import cpu
 from . import Lines, Problem, Told, count
 
 #: Cycles a second where the system does not tell.
 _HERTZ = 3e9
+#: Additions that wait for one another take a cycle each, whatever the system says of the clock.
+_CLOCK = """#include <time.h>
+extern "C" __attribute__((visibility("default"))) double kernops_hertz() {
+  double best = 0;
+  for (int trial = 0; trial < 9; ++trial) {
+    timespec start, end;
+    long sum = 0;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int k = 0; k < 20000; ++k)
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        sum += 1;
+        asm volatile("" : "+r"(sum));
+      }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    const double hertz = sum / ((end.tv_sec - start.tv_sec) + 1e-9 * (end.tv_nsec - start.tv_nsec));
+    if (hertz > best) best = hertz;
+  }
+  return best;
+}
+"""
 
 
 @lru_cache(maxsize=1)
 def _hertz() -> float:
-    """The clock of the first processor."""
+    """The clock of a processor: measured where there is a compiler, else as the system has it."""
+    if cpu.available(torch.device("cpu")) is None:
+        clock = cpu.library(_CLOCK, "the clock of a processor").kernops_hertz
+        clock.restype = ctypes.c_double
+        return float(clock())
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -57,7 +86,7 @@ def pruned(p: Problem) -> Told | None:
 
 def brute(p: Problem) -> Told:
     """All pairs."""
-    few = p.m <= cpu.FEW_ROWS and p.pairs >= cpu.MANY_PAIRS
+    few = cpu.variant(p.m, p.n, p.pairs)
     machine = cpu.machine()
     s = schedule(p.plan, p.itemsize, machine, few)
     return Told(
@@ -65,7 +94,7 @@ def brute(p: Problem) -> Told:
         schedule=_lines(p, s),
         reasons=tuple(_reasons(p, s, few)),
         rates=_rates(),
-        work=host_work(p.plan, p.itemsize),
+        work=host_work(p.plan, p.itemsize, cpu.machine().adders),
         values=asdict(s),
     )
 
@@ -82,17 +111,20 @@ def _lines(p: Problem, s: Schedule) -> Lines:
     )
 
 
-def _reasons(p: Problem, s: Schedule, few: bool) -> list[str]:
+def _reasons(p: Problem, s: Schedule, few: str) -> list[str]:
     room = cpu.machine().registers
     said = [f"{count(s.rows, 'row')} against {count(s.vectors, 'vector')}: as many sums as {room} registers hold, so "
             "that the latency of one is hidden by the others"]  # fmt: skip
-    if few:
+    if few == "rows":
         said = [f"one row at a time: {count(p.m, 'row')} against {p.n:,} columns"]
     found = contraction(p.plan)
     if found.sums:
         lengths = ", ".join(str(n.args[0].dim) for n in found.sums)
         said.append(f"long sums over components ({lengths}) are computed for a block of pairs at once; the rest of the "
                     "formula is their epilogue")  # fmt: skip
+    if products(p.plan)[0]:
+        said.append("squared distances come from products of the points, those of near ones from differences "
+                    "(backends/host/products.h)")  # fmt: skip
     if squares(p.plan)[0]:
         said.append("bounds of distances from bytes pass over columns that cannot be among the nearest")
     return said

@@ -63,7 +63,7 @@ public:
         columns_ = reinterpret_cast<int32_t*>(
             reinterpret_cast<char*>(rows_) + round_up(blocks * ROWS_STRIDE * 4, 64));
         on_ = useful && find_cube(rows, blocks);
-        for (int64_t k = 0; on_ && k < blocks; ++k) round_rows(rows + k * R * F::NROW, rows_ + k * ROWS_STRIDE);
+        for (int64_t k = 0; on_ && k < blocks; ++k) round_rows(rows + k * R * F::ROWS, rows_ + k * ROWS_STRIDE);
     }
     bool on() const { return on_; }
     void stop() { on_ = false; }
@@ -153,7 +153,7 @@ private:
             const auto each = [&](const auto& use) {
                 for (int64_t k = 0; k < blocks; ++k)
                     for (int r = 0; r < R; ++r) {
-                        const float x = rows[(k * F::NROW + F::ROW_POINT + d) * R + r];
+                        const float x = rows[(k * F::ROWS + F::ROW_POINT + d) * R + r];
                         if (x - x == 0) use(double(x));
                     }
             };
@@ -190,7 +190,7 @@ private:
     }
     /// Component d as a whole number of steps from the centre, -127 .. 127, and what that takes away.
     KN_FN i32 rounded(f32 x, int d, f32& lost) const {
-        const f32 limit = fill(127.0f), steps = (x - fill(centre_[d])) * fill(inverse_);
+        const f32 limit = fill(127.0f), steps = (x - fill_from(centre_ + d)) * fill(inverse_);
         const f32 inside = lesser(greater(steps, -limit), limit);
         // Added to 1.5 * 2^23, a small number is rounded to the nearest integer, in the lowest bits.
         const f32 shifted = inside + fill(12582912.0f);

@@ -4,8 +4,8 @@
 // columns, the R * U sums stay in registers, and a component reads R + U vectors for R * U of them. That takes nearly all
 // registers, so the sums are written to a small table, and the rest of the formula reads them there, E rows at a time.
 //
-// Squared distances are sums of squared differences, never |x|^2 - 2 x.y + |y|^2: that would lose all digits of points
-// that are near one another and far from the origin.
+// Squared distances are sums of squared differences: |x|^2 - 2 x.y + |y|^2 would lose all digits of points that are near one
+// another and far from the origin. products.h says for which pairs it does not, and which reductions use it for those.
 //
 // The formula F provides, besides what `emit` writes,
 //   SUMS                     number of its long sums; 0: none, and then nothing here makes a difference
@@ -14,19 +14,15 @@
 // and reads sum q as y.sum(q).
 #pragma once
 
-#include "problem.h"
+#include "products.h"
 
 namespace kn {
-
-/// Components that are summed plainly; sums of so many are then added up, which keeps the rounding errors of a sum of
-/// thousands of components as small as those of hundreds.
-constexpr int PANEL = 256;
 
 /// Row r of a block of R rows, and vector u of a block of U vectors of columns.
 template <class T, int R>
 struct OneRow {
     const T* p;
-    KN_FN Vec<T> operator[](int s) const { return fill(p[s * R]); }
+    KN_FN Vec<T> operator[](int s) const { return fill_from(p + s * R); }
 };
 template <class T, int U>
 struct OneVector {
@@ -92,6 +88,26 @@ KN_FN void contract_all(const T* rows, const T* columns, T* sums) {
     }
 }
 
+/// As contract_all, where the one sum is a squared distance that may be computed from products. STRIDE is that from a tile
+/// of columns to the next, which the blocks of rows fetch ahead, each its part.
+template <class T, class F, int R, int U, int64_t STRIDE>
+KN_FN void contract_far(const T* rows, const T* columns, T* sums) {
+    constexpr int L = LANES<T>;
+    T& patience = const_cast<T&>(rows[(F::NROW + Moved<F>::PATIENT) * R]);  // the thread's own memory
+    if (patience <= 0) return contract_all<T, F, R, U>(rows, columns, sums);
+    const T* const moved = columns + F::NCOL * U * L;
+    const uint64_t near = distances<T, F, R, U>(rows + F::NROW * R, moved, moved + STRIDE, sums);
+    patience = smaller(T(patience + T(0.125)), T(PATIENCE));
+    if (!near) return;
+    patience -= 1;
+    alignas(64) T exact[R * U * L];
+    contract_all<T, F, R, U>(rows, columns, exact);
+    for (int p = 0; p < R * U; ++p) {
+        const Vec<T> s = load(sums + p * L);
+        store(sums + p * L, select(is_nan(s), load(exact + p * L), s));
+    }
+}
+
 /// What the rest of a formula reads of E rows of a block of R, and of one vector of a block of U: packs of E pieces.
 template <class T, int E, int R>
 struct SomeRows {
@@ -130,7 +146,10 @@ KN_FN void evaluate(const T* rows, const T* columns, Pack<T, S::R * S::U>* out, 
         formula(RowSlots<T, R, U>{rows}, ColumnSlots<T, R, U>{columns}, out);
     } else {
         alignas(64) T sums[F::SUMS * R * U * L];
-        contract_all<T, F, R, U>(rows, columns, sums);
+        if constexpr (F::PRODUCT > 0)
+            contract_far<T, F, R, U, S::TILE * Layout<T, F, U>::STRIDE>(rows, columns, sums);
+        else
+            contract_all<T, F, R, U>(rows, columns, sums);
         KN_UNROLL(1)
         for (int p = 0; p < R * U; p += E) {
             Pack<T, E> v[N];

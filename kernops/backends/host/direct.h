@@ -94,7 +94,7 @@ struct Direct {
             for (int64_t block = 0; block < piece.column_blocks; block += TILE)
                 for (int64_t k = 0; k < piece.blocks; ++k) {
                     const int64_t count = smaller<int64_t>(TILE, piece.column_blocks - block);
-                    tile(state[k], piece.rows + k * R * F::NROW, piece.columns + block * Blocks::STRIDE, count,
+                    tile(state[k], piece.rows + k * R * F::ROWS, piece.columns + block * Blocks::STRIDE, count,
                          piece.width - block * Blocks::WIDTH, block * Blocks::WIDTH, component(q));
                     if ((block / TILE + 1) % FLUSH == 0 || block + count == piece.column_blocks) flush(state[k]);
                 }

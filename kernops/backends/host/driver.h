@@ -156,26 +156,32 @@ int run(const int64_t* words) {
     const int64_t pieces = cut.groups * cut.splits;
     const int64_t threads = larger<int64_t>(
         1, smaller(smaller<int64_t>(p.threads, Crew<int>::MOST), smaller(useful, wave * pieces)));
-    const size_t row_bytes = round_up(size_t(cut.blocks) * R * F::NROW * sizeof(T), 64);
+    const size_t row_bytes = round_up(size_t(cut.blocks) * R * F::ROWS * sizeof(T), 64);
     const size_t own_bytes = round_up(row_bytes + K::scratch(cut.blocks), 4096);
 
     Buffer columns(size_t(all ? p.packings : wave) * packing * sizeof(T));
     Buffer scratch(threads * own_bytes);
     Buffer partial(cut.splits > 1 ? size_t(p.batches) * p.m * cut.splits * K::CELLS * sizeof(Cell) : 0);
-    if (!columns.get() || !scratch.get() || !partial.get()) return 1;
+    Buffer centre(F::PRODUCT * size_t(all ? p.packings : wave) * sizeof(T));
+    if (!columns.get() || !scratch.get() || !partial.get() || !centre.get()) return 1;
     T* const packed = reinterpret_cast<T*>(columns.get());
+    const bool moved = F::PRODUCT > 0 && p.m >= PRODUCT_POINTS && p.n >= PRODUCT_POINTS;
+    T* const centres = moved ? reinterpret_cast<T*>(centre.get()) : nullptr;
     Cell* const cells = reinterpret_cast<Cell*>(partial.get());
 
     for (int64_t start = 0; start < p.batches; start += wave) {
         const int64_t here = smaller(wave, p.batches - start);
         {
             const int64_t count = all ? p.packings : here;
-            const int64_t step = larger<int64_t>(1, 16384 / (F::NCOL + 1) / Blocks::WIDTH);  // blocks of an item
+            for (int64_t q = 0; moved && q < count; ++q)
+                find_centre(p, all ? p.batch_of(q) : start + q, centres + q * F::PRODUCT);
+            const int64_t step = larger<int64_t>(1, 16384 / (F::COLUMNS + 1) / Blocks::WIDTH);  // blocks of an item
             const int64_t items = (cut.column_blocks + step - 1) / step;
             const auto fill_columns = [&](int64_t item, int64_t) {
                 const int64_t q = item / items, block = item % items * step;
                 pack_columns<T, F, K::U>(p, all ? p.batch_of(q) : start + q, block,
-                                         smaller(block + step, cut.column_blocks), packed + q * packing);
+                                         smaller(block + step, cut.column_blocks),
+                                         moved ? centres + q * F::PRODUCT : nullptr, packed + q * packing);
             };
             parallel(smaller(threads, 1 + count * packing / 65536), count * items, fill_columns);
         }
@@ -186,12 +192,14 @@ int run(const int64_t* words) {
             T* const rows = reinterpret_cast<T*>(own);
             const int64_t blocks = smaller(cut.blocks, (p.m + R - 1) / R - row_block);
             const Inputs<T, F::NVARS> in = p.inputs(b);
+            const int64_t q = all ? p.packing_of(b) : b - start;
             for (int64_t k = 0; k < blocks; ++k)
-                pack_rows<R>(p, in, (row_block + k) * R, rows + k * R * F::NROW);
+                pack_rows<R>(p, in, (row_block + k) * R, moved ? centres + q * F::PRODUCT : nullptr,
+                             T(double(k) / double(blocks)), rows + k * R * F::ROWS);
             const int64_t first = split * cut.split_blocks;
             Piece<T> piece;
             piece.rows = rows;
-            piece.columns = packed + (all ? p.packing_of(b) : b - start) * packing + first * Blocks::STRIDE;
+            piece.columns = packed + q * packing + first * Blocks::STRIDE;
             piece.blocks = blocks;
             piece.column_blocks = smaller(cut.split_blocks, cut.column_blocks - first);
             piece.first = first * Blocks::WIDTH;
@@ -203,7 +211,7 @@ int run(const int64_t* words) {
                 if (cut.splits > 1)
                     cells[(place * cut.splits + split) * K::CELLS + number] = cell;
                 else
-                    K::write(RowNumbers<T, R>{rows + k * R * F::NROW + r}, place, number, cell, p.out);
+                    K::write(RowNumbers<T, R>{rows + k * R * F::ROWS + r}, place, number, cell, p.out);
             });
         };
         parallel(threads, here * pieces, compute);
@@ -211,7 +219,7 @@ int run(const int64_t* words) {
     if (cut.splits > 1) {
         T* const row = reinterpret_cast<T*>(scratch.get());
         for (int64_t place = 0; place < p.batches * p.m; ++place) {
-            pack_rows<1>(p, p.inputs(place / p.m), place % p.m, row);
+            pack_rows<1>(p, p.inputs(place / p.m), place % p.m, static_cast<const T*>(nullptr), T(0), row);
             Cell* const mine = cells + place * cut.splits * K::CELLS;
             for (int number = 0; number < K::CELLS; ++number) {
                 for (int64_t s = 1; s < cut.splits; ++s) mine[number].merge(mine[s * K::CELLS + number]);

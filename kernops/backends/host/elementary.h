@@ -3,6 +3,9 @@
 // of r, and n goes into the exponent bits. Coefficients are from Remez' algorithm in 50 digits; those of the double
 // logarithm are FreeBSD's. Products that must be exact for the reduction are so with and without fused multiply-add.
 // Results below the smallest normal number may come out as 0.
+//
+// With AVX-512 one instruction looks numbers up in a table that is a register, and exponentials are most of the work of
+// many kernels. There x = n + k/E + f, with E powers 2^(k/E) in the table and |f| <= 1/(2E): half the polynomial will do.
 #pragma once
 
 #include "vec.h"
@@ -43,12 +46,29 @@ KN_FN f64 number(i64 n) { return (f64)(n + (i64)splat<f64>(6755399441055744.0)) 
         asm(text " %2, %1, %0" : "=v"(r) : "v"(a), "v"(b));     \
         return r;                                               \
     }
-KN_ASM1(fraction, f32, "vreduceps $9,")  // a - floor(a); 0 for an infinity
-KN_ASM1(fraction, f64, "vreducepd $8,")  // a - the nearest whole number; 0 for an infinity
 KN_ASM1(whole, f32, "vrndscaleps $8,")
 KN_ASM1(whole, f64, "vrndscalepd $8,")
 KN_ASM2(times_power, f32, "vscalefps")  // a 2^floor(b), overflow and underflow included
 KN_ASM2(times_power, f64, "vscalefpd")
+KN_ASM1(in_steps, f32, "vrndscaleps $64,")  // the nearest multiple of 1/E, for any number
+KN_ASM1(in_steps, f64, "vrndscalepd $48,")
+KN_FN f32 counted(f32 x) { return x + 0x1.8p19f; }  // E x, rounded, in the lowest bits, where |x| is below 2^18
+KN_FN f64 counted(f64 x) { return x + 0x1.8p49; }   // (2^48)
+/// 2^(k/E) for each k, the lowest bits of `at`.
+KN_FN f32 looked_up(f32 at) {
+    const f32 table = {1.0f,        1.0442737f, 1.0905077f, 1.1387886f, 1.1892071f, 1.2418578f, 1.2968396f, 1.3542556f,
+                       1.41421356f, 1.4768262f, 1.5422108f, 1.6104903f, 1.6817929f, 1.7562522f, 1.8340081f, 1.9152066f};
+    f32 r;
+    asm("vpermps %1, %2, %0" : "=v"(r) : "v"(table), "v"(at));
+    return r;
+}
+KN_FN f64 looked_up(f64 at) {
+    const f64 table = {1.0,                1.0905077326652577, 1.189207115002721,  1.2968395546510096,
+                       1.4142135623730951, 1.5422108254079407, 1.681792830507429,  1.8340080864093424};
+    f64 r;
+    asm("vpermpd %1, %2, %0" : "=v"(r) : "v"(table), "v"(at));
+    return r;
+}
 #else
 KN_FN f32 whole(f32 x) { return nearest(x); }
 KN_FN f64 whole(f64 x) { return nearest(x); }
@@ -75,30 +95,34 @@ KN_FN V with_limits(V value, V x, double low, double high) {
 }
 
 // --- exponentials -----------------------------------------------------------------------------------------------------
-KN_FN f32 exp2(f32 x) {
 #if defined(KN_AVX512)
-    const f32 f = fraction(x);
-    const f32 p = horner(f, 0.6931470036506653f, 0.24022990465164185f, 0.05548248812556267f, 0.00968116894364357f,
-                         0.0012414923403412104f, 0.0002179465809604153f);
-    return times_power(f * p + 1.0f, x);
+// For an infinity f is NaN, of which times_power makes the infinity, or 0.
+KN_FN f32 exp2(f32 x) {
+    const f32 n = in_steps(x), s = looked_up(counted(x)), f = x - n;
+    const f32 p = horner(f, 0.6931471824645996f, 0.24023428559303284f, 0.055502135306596756f);
+    return times_power(s * f * p + s, n);
+}
+KN_FN f64 exp2(f64 x) {
+    const f64 n = in_steps(x), s = looked_up(counted(x)), f = x - n;
+    const f64 p = horner(f, 0.6931471805599453, 0.24022650695911515, 0.05550410866480237, 0.009618129085186819,
+                         0.0013333558238914495, 0.00015404521805637372, 1.5251844481657182e-05);
+    return times_power(s * f * p + s, n);
+}
 #else
+KN_FN f32 exp2(f32 x) {
     const f32 t = limited(x, -127.0, 129.0), n = nearest(t), f = t - n;
     const f32 p = horner(f, 0.6931472420692444f, 0.24022652208805084f, 0.055503103882074356f, 0.009617692790925503f,
                          0.0013406643411144614f, 0.00015594677824992687f);
     return with_limits(times_power(f * p + 1.0f, n), x, -126.0, 0x1.fffffep6);
-#endif
 }
 KN_FN f64 exp2(f64 x) {
-#if defined(KN_AVX512)
-    const f64 f = fraction(x), n = x - f;
-#else
     const f64 t = limited(x, -1080.0, 1025.0), n = nearest(t), f = t - n;
-#endif
     const f64 p = horner(f, 0.6931471805599457, 0.24022650695910097, 0.05550410866478989, 0.009618129107606656,
                          0.001333355815352479, 0.00015403530442152264, 1.5252727333419887e-05, 1.3215442321266968e-06,
                          1.0180657997699249e-07, 7.07264116889576e-09, 4.078080894921898e-10);
     return with_limits(times_power(f * p + 1.0, n), x, -1022.0, 0x1.fffffffffffffp9);
 }
+#endif
 
 /// x = n log 2 + r for a whole n and |r| <= log(2) / 2, with exp(r) = 1 + r + r^2 p, for x within [low, high].
 template <class V>
@@ -118,6 +142,20 @@ KN_FN ExpParts<f64> exp_parts(f64 x) {
                          0.0013888888889117266, 0.00019841269896681018, 2.4801586924603528e-05, 2.7557234558725907e-06,
                          2.755758279615263e-07, 2.511214451030673e-08, 2.0826536240580786e-09)};
 }
+#if defined(KN_AVX512)
+KN_FN f32 exp_near(f32 x) {
+    const f32 t = counted(x * 1.44269504088896341f), n = t - 0x1.8p19f, s = looked_up(t);
+    const f32 f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    return times_power(s * f * horner(f, 1.0f, 0.5000162124633789f, 0.16666074097156525f) + s, n);
+}
+KN_FN f64 exp_near(f64 x) {
+    const f64 t = counted(x * 1.44269504088896340736), n = t - 0x1.8p49, s = looked_up(t);
+    const f64 f = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+    const f64 p = horner(f, 1.0, 0.5000000000000301, 0.16666666666660898, 0.041666666569443345, 0.008333333391138453,
+                         0.001388978283265952, 0.0001984011295759651);
+    return times_power(s * f * p + s, n);
+}
+#else
 KN_FN f32 exp_near(f32 x) {
     const f32 n = whole(x * 1.44269504088896341f), r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     const f32 p = horner(r, 0.4999999403953552f, 0.1666651964187622f, 0.04166839271783829f, 0.008368780836462975f,
@@ -128,6 +166,7 @@ KN_FN f64 exp_near(f64 x) {
     const ExpParts<f64> e = exp_parts(x);
     return times_power(e.r * e.r * e.p + e.r + 1.0, e.n);
 }
+#endif
 KN_FN f32 exp(f32 x) { return with_limits(exp_near(limited(x, -104.0, 89.0)), x, -87.3365402f, 88.7228317f); }
 KN_FN f64 exp(f64 x) { return with_limits(exp_near(limited(x, -746.0, 710.0)), x, -708.396418532264, 709.782712893384); }
 /// exp(x) for x <= 0.

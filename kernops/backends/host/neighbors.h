@@ -247,7 +247,7 @@ struct Neighbors {
     /// rows.
     static KN_SLOW void tile(Rows& s, const Piece<T>& piece, const Bounds& bounds, double off, int64_t k,
                              int64_t first, int64_t last, int64_t stride, int64_t done, int c) {
-        const T* const rows = piece.rows + k * R * F::NROW;
+        const T* const rows = piece.rows + k * R * F::ROWS;
         int32_t bound[R];
         bool known = false;  // the bounds for the limits as they are
         for (int64_t block = first, at = 0; block < last; block += stride, ++at) {

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "pack.h"
 
@@ -99,11 +100,16 @@ struct Problem {
     }
 };
 
-/// Memory that is aligned to cache lines and freed at the end of its scope.
+constexpr size_t LARGE_PAGE = size_t(1) << 21;
+/// Memory that is aligned to cache lines and freed at the end of its scope. Much of it is asked for in large pages, whose
+/// first touch and whose addresses cost less.
 class Buffer {
 public:
     explicit Buffer(size_t bytes) {
-        if (posix_memalign(&data_, 64, bytes ? bytes : 1)) data_ = nullptr;
+        if (posix_memalign(&data_, bytes >= LARGE_PAGE ? LARGE_PAGE : 64, bytes ? bytes : 1)) data_ = nullptr;
+#if defined(MADV_HUGEPAGE)
+        if (data_ && bytes >= LARGE_PAGE) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
     }
     ~Buffer() { free(data_); }
     Buffer(const Buffer&) = delete;
@@ -126,38 +132,10 @@ constexpr KN_FN T larger(T a, T b) { return a < b ? b : a; }
 template <class T, class F, int U>
 struct Layout {
     static constexpr int WIDTH = U * LANES<T>;  // columns of a block
-    static constexpr int64_t LINES = int64_t(F::NCOL) * WIDTH * sizeof(T) / 64;
-    static constexpr int64_t STRIDE = int64_t(F::NCOL) * WIDTH + (LINES >= 32 && LINES % 2 == 0 ? 64 / sizeof(T) : 0);
+    static constexpr int64_t LINES = int64_t(F::COLUMNS) * WIDTH * sizeof(T) / 64;
+    static constexpr int64_t STRIDE = int64_t(F::COLUMNS) * WIDTH + (LINES >= 32 && LINES % 2 == 0 ? 64 / sizeof(T) : 0);
     static int64_t blocks(int64_t columns) { return (columns + WIDTH - 1) / WIDTH; }
 };
-
-/// The column terms of blocks `first` .. `last` - 1 of the columns of batch element b. Columns past the end repeat the last.
-template <class T, class F, int U>
-void pack_columns(const Problem<T, F>& p, int64_t b, int64_t first, int64_t last, T* to) {
-    typedef Layout<T, F, U> Blocks;
-    const Inputs<T, F::NVARS> origin = p.inputs(b);
-    T slot[F::NCOL + 1];
-    for (int64_t block = first; block < last; ++block) {
-        T* out = to + block * Blocks::STRIDE;
-        for (int k = 0; k < Blocks::WIDTH; ++k) {
-            Inputs<T, F::NVARS> in = origin;
-            p.move(in, 1, smaller(block * Blocks::WIDTH + k, p.n - 1));
-            F::template col<T>(in, slot);
-            for (int s = 0; s < F::NCOL; ++s) out[s * Blocks::WIDTH + k] = slot[s];
-        }
-    }
-}
-/// The row terms of R rows from row i on, as [slot][row]. Rows past the end repeat the last.
-template <int R, class T, class F>
-void pack_rows(const Problem<T, F>& p, const Inputs<T, F::NVARS>& origin, int64_t i, T* to) {
-    T slot[F::NROW + 1];
-    for (int r = 0; r < R; ++r) {
-        Inputs<T, F::NVARS> in = origin;
-        p.move(in, 0, smaller(i + r, p.m - 1));
-        F::template row<T>(in, slot);
-        for (int s = 0; s < F::NROW; ++s) to[s * R + r] = slot[s];
-    }
-}
 
 /// What a formula reads: x[s] for the slots of R rows, y[s] for those of U vectors of columns, as packs of R * U pieces.
 template <class T, int R, int U>

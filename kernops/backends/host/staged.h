@@ -167,7 +167,7 @@ struct LogSums {
             for (int64_t block = 0; block < piece.column_blocks; block += TILE) {
                 const int64_t count = smaller<int64_t>(TILE, piece.column_blocks - block);
                 for (int64_t k = 0; k < piece.blocks; ++k) {
-                    const Pack<T, R> most = table(piece.rows + k * R * F::NROW, piece.columns + block * Blocks::STRIDE,
+                    const Pack<T, R> most = table(piece.rows + k * R * F::ROWS, piece.columns + block * Blocks::STRIDE,
                                                   count, piece.width - block * Blocks::WIDTH, z, c);
                     Pack<T, R> factor;
                     state[k].raise(most, factor);
@@ -293,7 +293,7 @@ struct Staged {
     static void columns(const Piece<T>& piece, const Scratch& s, const T* columns, int64_t count, int64_t left) {
         for (int64_t k = 0; k < piece.blocks; ++k) {
             T* const z = s.z + k * TILE * STRIDE;
-            const Pack<T, R> most = table(piece.rows + k * R * F::NROW, columns, count, left, z);
+            const Pack<T, R> most = table(piece.rows + k * R * F::ROWS, columns, count, left, z);
             if (!SOFTMAX) continue;
             Pack<T, R> factor;
             if (s.exponents[k].raise(most, factor)) scale(s.totals + k * CELLS, factor);
@@ -301,7 +301,7 @@ struct Staged {
         }
         for (int q = 0; q < CELLS; ++q)
             for (int64_t k = 0; k < piece.blocks; ++k)
-                tile(s.totals[k * CELLS + q], piece.rows + k * R * F::NROW, columns, s.z + k * TILE * STRIDE, count, left,
+                tile(s.totals[k * CELLS + q], piece.rows + k * R * F::ROWS, columns, s.z + k * TILE * STRIDE, count, left,
                      component(q));
     }
     static KN_SLOW void scale(Totals* totals, const Pack<T, R>& factor) {

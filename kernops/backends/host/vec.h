@@ -118,6 +118,24 @@ template <class T>
 KN_FN Vec<T> fill(T x) {
     return x - Vec<T>{};  // minus, for -0 + 0 is 0
 }
+/// The number at `p` in every lane. Of the instructions for it, those for integers leave the arithmetic units free.
+#if defined(KN_AVX512)
+KN_FN f32 fill_from(const float* p) {
+    f32 v;
+    asm("vpbroadcastd %1, %0" : "=v"(v) : "m"(*p));
+    return v;
+}
+KN_FN f64 fill_from(const double* p) {
+    f64 v;
+    asm("vpbroadcastq %1, %0" : "=v"(v) : "m"(*p));
+    return v;
+}
+#else
+template <class T>
+KN_FN Vec<T> fill_from(const T* p) {
+    return fill(*p);
+}
+#endif
 template <class T>
 KN_FN Vec<T> load(const T* p) {
     Vec<T> v;
