@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..backends.layout import broadcast
+from ..solvers.implicit import pull_back
 
 if TYPE_CHECKING:
     from .solving import Preconditioner
@@ -93,6 +94,17 @@ class LinearOperator(ABC):
         from .structured import SelectedOperator
 
         return SelectedOperator(self, rows, columns)
+
+    def _bilinear(self, u: Tensor, v: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        """The gradient of Σ uᵀ A v, over the columns of u and v, by each of ``tensors`` where it is ``needed``.
+
+        Not to be differentiated. Classes that know it without the product A v say so.
+        """
+
+        def product(tensors: Sequence[Any], v: Tensor) -> tuple[Tensor]:
+            return (self.with_tensors(tensors)._matmul(v),)
+
+        return pull_back(product, self.tensors, v, (u,), needed)
 
     # --- what follows from that -----------------------------------------------------------------------------------
     @property
@@ -340,7 +352,8 @@ class LinearOperator(ABC):
         Returns:
             ``(inv_quad, logdet)``, each (*B,); with ``return_report`` a third, with the standard error of ``logdet``.
         """
-        from .solving import Settings, inv_quad_logdet
+        from .likelihood import inv_quad_logdet
+        from .solving import Settings
 
         settings = Settings(tol, max_iter, preconditioner, method, n_probes, seed)
         inv_quad, logdet, report = inv_quad_logdet(self, b, settings)

@@ -18,7 +18,7 @@ from kernops.operators import (
     NumericalWarning,
     make_preconditioner,
 )
-from kernops.operators import solving as solving_module
+from kernops.operators import likelihood as likelihood_module
 from kernops.operators.solving import default_rank
 from tests.operators.cases import OPERATORS, XB, N, X, Y, dense, kernel, rand
 from tests.operators.test_algebra import SQUARE, close
@@ -122,7 +122,7 @@ def exact_probes(monkeypatch: pytest.MonkeyPatch) -> None:
         root = torch.linalg.cholesky(torch.linalg.inv(made.solve(eye)))
         return n**0.5 * root, made.solve(n**0.5 * root), made.matrix.logdet()
 
-    monkeypatch.setattr(solving_module.Likelihood, "probes", probes)
+    monkeypatch.setattr(likelihood_module.Likelihood, "probes", probes)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -219,6 +219,17 @@ def test_gradients_of_determinants_by_probes():
         for g, w, t in zip(torch.autograd.grad(logdet, by), want, by):
             if t is not x or tol < 1e-3:  # a gradient of as many numbers as there are points has as many errors
                 assert (g - w).norm() <= tol * w.norm(), preconditioner
+
+
+def test_gradients_of_likelihoods_take_no_product(monkeypatch):
+    """Bilinear forms have gradients of their own; a product would be as expensive as one more iteration."""
+    x, ell, scale, noise, b = inputs(30)
+    operator = KernelOperator(scale * kernels.RBF(ell), x).add_diagonal(noise)
+    inv_quad, logdet = operator.inv_quad_logdet(b, **CG)
+    products: list[int] = []
+    monkeypatch.setattr(KernelOperator, "_matmul", lambda self, v: products.append(1))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(inv_quad.sum() + logdet.sum(), (x, ell, scale, noise)))
+    assert not products
 
 
 @pytest.mark.parametrize("name", ["Kronecker", "sum of kernels", "scaled", "kernel with noise by point"])
