@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..solvers import implicit_solve, log_quadrature
+from ..solvers import first_steps, implicit_solve, log_quadrature
 from ..solvers.implicit import keep, kept, pull_back
+from ..solvers.preconditioners import signs
 from ..solvers.problems import check_floats, wide
 from .base import LinearOperator
 from .solving import Report, Settings, System, factorize, is_dense, right_hand_side
@@ -17,6 +19,15 @@ Tensor = torch.Tensor
 
 #: Most iterations of conjugate gradients whose Lanczos matrix is used.
 QUADRATURE = 200
+#: Steps of the probes that are not solved for.
+SHORT = 3
+#: A standard error of a log-determinant, for each row, that more probes are not needed for.
+ACCURACY = 2e-4
+#: What more probes may cost: that share of the iterations that were done, where a product with so many columns costs
+#: twice what one does; and for few points, where it is little, as many probes as this divided by the points.
+SHARE, COLUMNS, SHORT_TIMES_POINTS = 1 / 3, 12, 1_000_000
+#: Probes that are drawn at once, that are multiplied at once, and numbers of theirs that are stored at once.
+AT_ONCE, WIDEST, ROOM = 8, 128, 1 << 26
 
 
 def inv_quad_logdet(
@@ -36,42 +47,94 @@ def inv_quad_logdet(
         return half.square().sum((-2, -1)), logdet.expand(b.shape[:-2]), report
     if settings.n_probes < 1:
         raise ValueError(f"n_probes must be a whole number >= 1; got {settings.n_probes}")
+    if settings.n_short < 0:
+        raise ValueError(f"n_short must be a whole number >= 0; got {settings.n_short}")
     system = Likelihood(operator, settings)
     inv_quad, logdet = _InvQuadLogdet.apply(system, b, *operator.tensors)
     report = system.report()
-    return inv_quad, logdet, Report(**{**vars(report), "standard_error": system.standard_error})
+    return inv_quad, logdet, replace(report, standard_error=system.standard_error, n_short=system.short)
 
 
 class Likelihood(System):
     """A system that is solved for right-hand sides and for random probes."""
 
     standard_error: Tensor | None = None
+    short = 0
 
     def probes(self, batch: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | float]:
         """z of covariance P, P⁻¹ z, and log det P for the preconditioner P; for none, random signs, themselves, 0."""
+        self.generator = torch.Generator(self.operator.device).manual_seed(self.settings.seed)
+        z, made = self._drawn(self.settings.n_probes, batch), self.preconditioner
+        return (z, z, 0.0) if made is None else (z, made.solve(z), made.matrix.logdet())
+
+    def _drawn(self, count: int, batch: tuple[int, ...]) -> Tensor:
         operator, made = self.operator, self.preconditioner
-        generator = torch.Generator(operator.device).manual_seed(self.settings.seed)
-        count = self.settings.n_probes
         if made is not None:
-            z = made.matrix.sample(count, batch, generator)
-            return z, made.solve(z), made.matrix.logdet()
-        shape = (*batch, operator.shape[-1], count)
-        z = torch.randint(0, 2, shape, generator=generator, device=operator.device).to(operator.dtype) * 2 - 1
-        return z, z, 0.0
+            return made.matrix.probes(count, batch, self.generator)
+        like = torch.empty(0, dtype=operator.dtype, device=operator.device)
+        return signs((*batch, operator.shape[-1], count), like, self.generator)
 
     def evaluate(self, values: Sequence[Any], b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """(bᵀ A⁻¹ b, log det A, A⁻¹ b, A⁻¹ z, z, P⁻¹ z)."""
-        z, w, base = self.probes(tuple(b.shape[:-2]))
+        batch, count = tuple(b.shape[:-2]), b.shape[-1]
+        z, w, base = self.probes(batch)
         found = self.solve(values, torch.cat([b, z], -1), QUADRATURE)
         assert self.solution is not None
-        count = b.shape[-1]
         (alpha, beta), start = self.solution.steps, self.solution.start
-        each = log_quadrature(alpha[..., count:], beta[..., count:], start[..., count:])
-        self.standard_error = each.std(-1) / each.shape[-1] ** 0.5 if each.shape[-1] > 1 else None
-        logdet = (each.mean(-1) + base).to(b.dtype)
+        steps = alpha[..., count:], beta[..., count:]
+        estimate, self.standard_error = self.trace(values, *steps, start[..., count:], batch)
         u, s = found[..., :count], found[..., count:]
-        inv_quad = (wide(u) * wide(b)).sum((-2, -1)).to(b.dtype)
-        return inv_quad, logdet, u, s, z, w
+        # Of a residual r, (b + r)ᵀ u lacks rᵀ A⁻¹ r only.
+        inv_quad = (wide(u) * wide(b + self.solution.rest[..., :count])).sum((-2, -1)).to(b.dtype)
+        return inv_quad, (estimate + base).to(b.dtype), u, s, z, w
+
+    def trace(
+        self, values: Sequence[Any], alpha: Tensor, beta: Tensor, weight: Tensor, batch: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The trace of log P^-½ A P^-½ and its standard error, from the steps of the probes, and of more probes.
+
+        A few steps tell nearly all of what differs between probes. The mean over many probes of what ``SHORT`` steps
+        give, and that over the ones that were solved for of what this lacks, have together the spread of many, at
+        little of the cost (multilevel Monte Carlo: Giles, Multilevel Monte Carlo methods, 2015, section 1.2).
+        """
+        full = log_quadrature(alpha, beta, weight)
+        m = full.shape[-1]
+        short = log_quadrature(alpha[:SHORT], beta[:SHORT], weight)
+        self.short = x = self._more(full, short)
+        if x == 0:
+            return full.mean(-1), full.std(-1) / m**0.5 if m > 1 else None
+        more = self._of_more(values, x, batch)
+        every = torch.cat([short, more], -1)
+        mean = every.mean(-1) + (full - short).mean(-1)
+        if m == 1:
+            return mean, None
+        own = short / (m + x) + (full - short) / m
+        return mean, (x * every.var(-1) / (m + x) ** 2 + m * own.var(-1)).sqrt()
+
+    def _more(self, full: Tensor, short: Tensor) -> int:
+        """How many probes of a few steps there are to be beside: as few as accuracy asks for, as many as are cheap."""
+        n, (m, least) = self.operator.shape[-1], (full.shape[-1], self.settings.n_short)
+        target = ACCURACY * n
+        if m == 1 or n <= 1 or not full.numel() or float(full.std(-1).max()) <= target * m**0.5:
+            return least
+        assert self.solution is not None
+        solving = self.solution.iterations * (1 + self.solution.start.shape[-1] / COLUMNS)
+        cheap = COLUMNS * (SHARE * solving / SHORT - 1)
+        most = min(n, max(int(cheap), SHORT_TIMES_POINTS // n))
+        wanted = min(most, int(min(float((short.std(-1).max() / target).square()), n)))
+        return max(least, wanted // AT_ONCE * AT_ONCE)
+
+    def _of_more(self, values: Sequence[Any], count: int, batch: tuple[int, ...]) -> Tensor:
+        """What a few steps give for more probes, (*B, count); the first ones are the same for any count."""
+        operator, made = self.operator.with_tensors(values), self.preconditioner
+        found, room = [], max(1, ROOM // (AT_ONCE * operator.shape[-1]))
+        blocks = -(-count // AT_ONCE)
+        for start in range(0, blocks, min(room, WIDEST // AT_ONCE)):
+            stop = min(blocks, start + min(room, WIDEST // AT_ONCE))
+            z = torch.cat([self._drawn(AT_ONCE, batch) for _ in range(start, stop)], -1)
+            steps = first_steps(operator._matmul, z, None if made is None else made.solve, SHORT)
+            found.append(log_quadrature(*steps))
+        return torch.cat(found, -1)[..., :count]
 
     @property
     def controlled(self) -> bool:
@@ -107,8 +170,9 @@ class Likelihood(System):
         assert made is not None and made.pivots is not None
         f, mean = made.weights, 1 / w.shape[-1]
         along = f.mT @ w
-        by_rows = made.solve(f) - mean * (w @ along.mT)
-        square = f.mT @ made.solve(f) - mean * (along @ along.mT)
+        solved = made.solve(f)
+        by_rows = solved - mean * (w @ along.mT)
+        square = f.mT @ solved - mean * (along @ along.mT)
         rows = (2 * by_rows).index_add(-2, made.pivots, -square)
         return [h * rows, h[..., 0] * (made.matrix.inverse_diagonal() - mean * w.square().sum(-1))]
 

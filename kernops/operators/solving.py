@@ -34,7 +34,7 @@ SMALL = 2000
 #: Rank of a preconditioner, where none is asked for: at least the first. More for few points, where it costs little and
 #: makes determinants more accurate: the second divided by their number. And more for many, whose products cost so much
 #: more than a preconditioner does, on a processor above all: one for so many points, up to the last.
-RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_000_000, {"cpu": 50, "other": 200}, 500
+RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_500_000, {"cpu": 50, "other": 200}, 500
 NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
 METHODS = ("auto", "cholesky", "cg")
 
@@ -49,6 +49,7 @@ class Settings:
     method: str
     n_probes: int = 0
     seed: int = 0
+    n_short: int = 0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -78,6 +79,7 @@ class Report:
         jitter: what was added to the diagonal.
         rank: of the preconditioner, as far as it was needed; 0 for none.
         standard_error: of a log-determinant (*B,), from the spread of the probes; None where it is exact.
+        n_short: probes of a few steps, beside those that were solved for.
     """
 
     method: str
@@ -88,6 +90,7 @@ class Report:
     jitter: float = 0.0
     rank: int = 0
     standard_error: Tensor | None = None
+    n_short: int = 0
 
 
 # --- preconditioners ----------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def make_preconditioner(
         kind: ``"pivoted_cholesky"``, which evaluates ``rank`` columns of K, O(N rank) in all, with pivots that are
             drawn many at a time (one by one for a batch); or ``"nystrom"``, one product of K with ``rank`` random
             vectors.
-        rank: most columns of L; None for 100, or 10⁶/N, or up to 500 N/200, on a processor N/50, where these are more.
+        rank: most columns of L; None for 100, or 1.5·10⁶/N, or up to 500 N/200 (on a processor N/50), if more.
             There are fewer where nothing that matters is left of K: beside D, or beside rounding.
         seed: of what is random.
 
@@ -270,14 +273,8 @@ def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner
     """Raise for an indefinite operator or for NaN, warn of a residual above the tolerance."""
     if solution.converged:
         return
-    if solution.indefinite:
-        raise NotPositiveDefiniteError(
-            "the operator is not positive definite: conjugate gradients met a direction along which it is negative. A "
-            "kernel that is positive definite, or a larger add_diagonal, is needed"
-        )
+    raise_for(solution)
     worst = float(solution.residual.max())
-    if "not finite" in solution.reason:
-        raise ValueError(NOT_FINITE)
     rank = 0 if preconditioner is None else preconditioner.rank
     warn(
         f"conjugate gradients stopped at a relative residual of {worst:.1e} after {solution.iterations} iterations, "
@@ -286,6 +283,17 @@ def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner
         ConvergenceWarning,
         stacklevel=2,
     )
+
+
+def raise_for(solution: Solution) -> None:
+    """Raise for an indefinite operator, or for NaN."""
+    if solution.indefinite:
+        raise NotPositiveDefiniteError(
+            "the operator is not positive definite: conjugate gradients met a direction along which it is negative. A "
+            "kernel that is positive definite, or a larger add_diagonal, is needed"
+        )
+    if "not finite" in solution.reason:
+        raise ValueError(NOT_FINITE)
 
 
 def right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:

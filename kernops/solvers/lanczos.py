@@ -41,6 +41,39 @@ def log_quadrature(alpha: Tensor, beta: Tensor, weight: Tensor) -> Tensor:
     return weight * (first * values.clamp(min=tiny).log()).sum(-1)
 
 
+def first_steps(
+    matvec: Operator, b: Tensor, preconditioner: Operator | None, count: int
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(alpha, beta, weight) of ``count`` conjugate gradient steps from 0, for :func:`log_quadrature`; x is not made.
+
+    Args:
+        matvec: the product of a symmetric positive definite A with vectors (*B, N, E).
+        b: the vectors to start from, (*B, N, E).
+        preconditioner: the product with an approximate inverse of A; None for none.
+        count: products with A.
+    """
+    inverse = preconditioner or (lambda r: r)
+    r, z = b, inverse(b)
+    p, weight = z, dot(b, z)
+    rz, least = weight, weight * (100 * torch.finfo(b.dtype).eps) ** 2
+    alphas, betas = [], []
+    for k in range(count):
+        product = matvec(p)
+        curvature = dot(p, product)
+        going = (curvature > 0) & (rz > least)
+        alpha = torch.where(going, rz / curvature, 0.0)
+        alphas.append(alpha)
+        if k + 1 < count:  # what would come after the last step is not asked for
+            r = torch.addcmul(r, alpha.to(r.dtype)[..., None, :], product, value=-1)
+            z, before = inverse(r), rz
+            rz = torch.where(going, dot(r, z), 0.0)
+            beta = torch.where(going, rz / before, 0.0)
+            p = torch.addcmul(z, beta.to(r.dtype)[..., None, :], p)
+            betas.append(beta)
+    betas.append(torch.zeros_like(weight))
+    return torch.stack(alphas), torch.stack(betas), weight
+
+
 def tridiagonal(main: Tensor, off: Tensor) -> Tensor:
     """The matrices (..., k, k) with diagonals ``main`` (k, ...) and ``off`` (k - 1, ...)."""
     main, off = main.movedim(0, -1), off.movedim(0, -1)

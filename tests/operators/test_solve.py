@@ -80,7 +80,7 @@ def test_a_preconditioner_is_the_inverse_of_what_it_says(kind, dtype):
     tol = 1e-8 if dtype == torch.float64 else 3e-3
     close(made.solve(operator.to_dense()), torch.eye(N), tol)
     close(made.logdet(), want.logdet(), 1e-9 if dtype == torch.float64 else 1e-4)
-    samples = made.sample(40_000, (), torch.Generator().manual_seed(0)).double()
+    samples = made.probes(40_000, (), torch.Generator().manual_seed(0)).double()
     assert (samples @ samples.mT / 40_000 - want).abs().max() < 5
     part = make_preconditioner(operator, kind, rank=4)
     assert part.rank == 4 and torch.linalg.eigvalsh(part.solve(torch.eye(N).to(dtype)).double()).min() > 0
@@ -123,6 +123,7 @@ def exact_probes(monkeypatch: pytest.MonkeyPatch) -> None:
         return n**0.5 * root, made.solve(n**0.5 * root), made.matrix.logdet()
 
     monkeypatch.setattr(likelihood_module.Likelihood, "probes", probes)
+    monkeypatch.setattr(likelihood_module, "ACCURACY", float("inf"))  # no other ones beside
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -262,8 +263,8 @@ def test_rank_follows_what_matters():
         _, report = operator.solve(rand(300), method="cg", preconditioner=made, return_report=True)
         assert report.rank == made.rank and report.iterations <= 6
     sizes = (10, 2000, 10_000, 20_000, 50_000, 10**6)
-    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 500, 100, 100, 250, 500]
-    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 500, 200, 400, 500, 500]
+    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 750, 150, 100, 250, 500]
+    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 750, 200, 400, 500, 500]
 
 
 def test_batches_are_solved_each_on_their_own():
