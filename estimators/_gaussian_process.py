@@ -50,7 +50,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         tol: residual, relative to the targets', at which conjugate gradients stop.
         max_iter: most iterations of conjugate gradients; None leaves it to the solver.
         preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"`` or None.
-        rank: of the preconditioner; None for 100, or 10⁶/n_samples where that is more. A higher one takes fewer
+        rank: of the preconditioner; None for 100, or 1.5·10⁶/n_samples where that is more. A higher one takes fewer
             iterations and makes likelihoods and their gradients more accurate.
         n_probes: random vectors that a log-determinant is estimated from.
         verbose: 1 for a progress bar where tqdm is installed, and a line for each evaluation of the likelihood where it

@@ -343,14 +343,14 @@ class LinearOperator(ABC):
         GPyTorch, 2018, sections 4 and 4.1), less E[(P⁻¹z)ᵀ dP (P⁻¹z)] - tr(P⁻¹ dP) = 0 for a pivoted Cholesky
         decomposition without batch, which takes most of the noise away (Wenger, Pleiss, Hennig, Cunningham and
         Gardner, 2022). Where the standard error of log det A is above 2·10⁻⁴ N, more vectors are taken three steps far
-        (multilevel Monte Carlo: Giles, 2015), for the value alone: as many as a third of the work allows, or 10⁶/N. The
-        random vectors depend on ``seed`` alone. Derivatives of every order.
+        (multilevel Monte Carlo: Giles, 2015): as many as a third of the work allows, or 2·10⁶/N. The random
+        vectors depend on ``seed`` alone. Derivatives of every order.
 
         Args:
             b: (N,) or (..., N, E); None for the determinant alone.
             n_probes: how many random vectors; the error falls with its square root, and with the preconditioner.
-            n_short: least number of vectors that are taken a few steps far. An optimizer that passes on what
-                ``Report.n_short`` said sees one function, of which no part comes and goes.
+            n_short: least number of vectors that are taken a few steps far, where these tell enough. An optimizer that
+                passes on what ``Report.n_short`` said sees one function, of which no part comes and goes.
             seed: of the random vectors.
             tol, max_iter, preconditioner, method, return_report: as for :meth:`solve`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,13 @@ Tensor = torch.Tensor
 QUADRATURE = 200
 #: Steps of the probes that are not solved for.
 SHORT = 3
+#: Where what so few steps lack has more than this share of a probe's variance, they tell too little.
+TELLING = 0.25
 #: A standard error of a log-determinant, for each row, that more probes are not needed for.
 ACCURACY = 2e-4
 #: What more probes may cost: that share of the iterations that were done, where a product with so many columns costs
 #: twice what one does; and for few points, where it is little, as many probes as this divided by the points.
-SHARE, COLUMNS, SHORT_TIMES_POINTS = 1 / 3, 12, 1_000_000
+SHARE, COLUMNS, SHORT_TIMES_POINTS = 1 / 3, 12, 2_000_000
 #: Probes that are drawn at once, that are multiplied at once, and numbers of theirs that are stored at once.
 AT_ONCE, WIDEST, ROOM = 8, 128, 1 << 26
 
@@ -75,46 +77,71 @@ class Likelihood(System):
         return signs((*batch, operator.shape[-1], count), like, self.generator)
 
     def evaluate(self, values: Sequence[Any], b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(bᵀ A⁻¹ b, log det A, A⁻¹ b, A⁻¹ z, z, P⁻¹ z)."""
-        batch, count = tuple(b.shape[:-2]), b.shape[-1]
-        z, w, base = self.probes(batch)
+        """(bᵀ A⁻¹ b, log det A, A⁻¹ b, s, z, w) with E[s wᵀ] = A⁻¹: s and w are A⁻¹ z and P⁻¹ z, or of more probes."""
+        count = b.shape[-1]
+        z, w, base = self.probes(tuple(b.shape[:-2]))
         found = self.solve(values, torch.cat([b, z], -1), QUADRATURE)
         assert self.solution is not None
-        (alpha, beta), start = self.solution.steps, self.solution.start
-        steps = alpha[..., count:], beta[..., count:]
-        estimate, self.standard_error = self.trace(values, *steps, start[..., count:], batch)
         u, s = found[..., :count], found[..., count:]
         # Of a residual r, (b + r)ᵀ u lacks rᵀ A⁻¹ r only.
         inv_quad = (wide(u) * wide(b + self.solution.rest[..., :count])).sum((-2, -1)).to(b.dtype)
+        (alpha, beta), start = self.solution.steps, self.solution.start
+        alpha, beta, start = alpha[..., count:], beta[..., count:], start[..., count:]
+        full = log_quadrature(alpha, beta, start)
+        self.short = self._more(full, log_quadrature(alpha[:SHORT], beta[:SHORT], start))
+        if self.short:
+            estimate, s, w = self._of_levels(values, z, full, s)
+        else:
+            estimate, m = full.mean(-1), full.shape[-1]
+            self.standard_error = full.std(-1) / m**0.5 if m > 1 else None
         return inv_quad, (estimate + base).to(b.dtype), u, s, z, w
 
-    def trace(
-        self, values: Sequence[Any], alpha: Tensor, beta: Tensor, weight: Tensor, batch: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        """The trace of log P^-½ A P^-½ and its standard error, from the steps of the probes, and of more probes.
+    def _of_levels(
+        self, values: Sequence[Any], z: Tensor, full: Tensor, s: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The trace of log P^-½ A P^-½, and s and w, from the probes z that were solved for and more of a few steps.
 
-        A few steps tell nearly all of what differs between probes. The mean over many probes of what ``SHORT`` steps
-        give, and that over the ones that were solved for of what this lacks, have together the spread of many, at
-        little of the cost (multilevel Monte Carlo: Giles, Multilevel Monte Carlo methods, 2015, section 1.2).
+        A few steps tell nearly all of what differs between probes. The mean over many probes of what they give, and
+        that over the ones that were solved for of what this lacks, have together the spread of many, at little of the
+        cost (multilevel Monte Carlo: Giles, Multilevel Monte Carlo methods, 2015, section 1.2). So do gradients.
         """
-        full = log_quadrature(alpha, beta, weight)
-        m = full.shape[-1]
-        short = log_quadrature(alpha[:SHORT], beta[:SHORT], weight)
-        self.short = x = self._more(full, short)
-        if x == 0:
-            return full.mean(-1), full.std(-1) / m**0.5 if m > 1 else None
-        more = self._of_more(values, x, batch)
-        every = torch.cat([short, more], -1)
-        mean = every.mean(-1) + (full - short).mean(-1)
-        if m == 1:
-            return mean, None
-        own = short / (m + x) + (full - short) / m
-        return mean, (x * every.var(-1) / (m + x) ** 2 + m * own.var(-1)).sqrt()
+        x, m = self.short, z.shape[-1]
+        every, xs, ws = [], [], []
+        for part in self._parts(z, x):
+            made = self.preconditioner
+            product = self.operator.with_tensors(values)._matmul
+            steps = first_steps(product, part, None if made is None else made.solve, SHORT)
+            every.append(log_quadrature(steps.alpha, steps.beta, steps.weight))
+            xs.append(steps.x)
+            ws.append(steps.z)
+        short, leads, w = (torch.cat(t, -1)[..., : m + x] for t in (every, xs, ws))
+        few, share = short[..., :m], (m + x) / m
+        if m > 1:
+            own = few / (m + x) + (full - few) / m
+            self.standard_error = (x * short.var(-1) / (m + x) ** 2 + m * own.var(-1)).sqrt()
+        s = torch.cat([share * s + (1 - share) * leads[..., :m], leads[..., m:]], -1)
+        return short.mean(-1) + (full - few).mean(-1), s, w
+
+    def _parts(self, z: Tensor, more: int) -> Iterator[Tensor]:
+        """z and ``more`` probes, or a few over, a part at a time; the first ones are the same for any number."""
+        batch, room = tuple(z.shape[:-2]), min(WIDEST, max(AT_ONCE, ROOM // max(1, z.numel() // z.shape[-1])))
+        part = z
+        for _ in range(0, more, AT_ONCE):
+            if part.shape[-1] + AT_ONCE > room:
+                yield part
+                part = z[..., :0]
+            part = torch.cat([part, self._drawn(AT_ONCE, batch)], -1)
+        yield part
 
     def _more(self, full: Tensor, short: Tensor) -> int:
-        """How many probes of a few steps there are to be beside: as few as accuracy asks for, as many as are cheap."""
+        """How many probes of a few steps there are to be beside: as few as accuracy asks for, as many as are cheap.
+
+        None where a few steps are too few, as for matrices of large condition numbers without a preconditioner.
+        """
         n, (m, least) = self.operator.shape[-1], (full.shape[-1], self.settings.n_short)
         target = ACCURACY * n
+        if m > 1 and bool(((full - short).var(-1) > TELLING * full.var(-1)).any()):
+            return 0
         if m == 1 or n <= 1 or not full.numel() or float(full.std(-1).max()) <= target * m**0.5:
             return least
         assert self.solution is not None
@@ -123,18 +150,6 @@ class Likelihood(System):
         most = min(n, max(int(cheap), SHORT_TIMES_POINTS // n))
         wanted = min(most, int(min(float((short.std(-1).max() / target).square()), n)))
         return max(least, wanted // AT_ONCE * AT_ONCE)
-
-    def _of_more(self, values: Sequence[Any], count: int, batch: tuple[int, ...]) -> Tensor:
-        """What a few steps give for more probes, (*B, count); the first ones are the same for any count."""
-        operator, made = self.operator.with_tensors(values), self.preconditioner
-        found, room = [], max(1, ROOM // (AT_ONCE * operator.shape[-1]))
-        blocks = -(-count // AT_ONCE)
-        for start in range(0, blocks, min(room, WIDEST // AT_ONCE)):
-            stop = min(blocks, start + min(room, WIDEST // AT_ONCE))
-            z = torch.cat([self._drawn(AT_ONCE, batch) for _ in range(start, stop)], -1)
-            steps = first_steps(operator._matmul, z, None if made is None else made.solve, SHORT)
-            found.append(log_quadrature(*steps))
-        return torch.cat(found, -1)[..., :count]
 
     @property
     def controlled(self) -> bool:
@@ -195,6 +210,7 @@ class _InvQuadLogdet(torch.autograd.Function):
         if torch.is_grad_enabled():  # the solutions depend on the data, too
             u = implicit_solve(system.product, system.solve, b, values)
             s = implicit_solve(system.product, system.solve, z, values)
+            w = w[..., : z.shape[-1]]
         vectors, seeds = torch.cat([u, w], -1), torch.cat([-g * u, h / w.shape[-1] * s], -1)
         needed, control = ctx.needs_input_grad[2:], system.control(w, h)
         if torch.is_grad_enabled():

@@ -154,6 +154,57 @@ def test_probes_are_unbiased_and_say_how_accurate_they_are(rank):
     assert torch.equal(again, logdet)
 
 
+def test_probes_of_a_few_steps_make_estimates_better():
+    """Of a kernel of no low rank: values and gradients, at the same seeds, by what the standard error says."""
+    x, n = rand(500, 20, seed=1), 500
+    noise = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    operator = KernelOperator(kernels.RBF(1.0), x).add_diagonal(noise)
+    exact = operator.logdet(method="cholesky")
+    (slope,) = torch.autograd.grad(exact, noise)
+    made = operator.preconditioner(rank=100)
+    errors: dict[str, list[tuple[float, float, float]]] = {"few": [], "many": []}
+    for seed in range(12):
+        for name, accuracy in (("few", float("inf")), ("many", likelihood_module.ACCURACY)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(likelihood_module, "ACCURACY", accuracy)
+                found, report = operator.logdet(method="cg", preconditioner=made, seed=seed, return_report=True)
+                (g,) = torch.autograd.grad(found, noise)
+            assert (report.n_short > 100) == (name == "many") and report.n_short < n
+            errors[name].append(((found - exact).item(), ((g - slope) / slope).item(), report.standard_error.item()))
+    few, many = (torch.tensor(e).square().mean(0).sqrt() for e in errors.values())
+    assert (many[:2] < 0.4 * few[:2]).all(), (few, many)
+    assert 0.6 < many[0] / many[2] < 1.6 and 0.6 < few[0] / few[2] < 1.6
+    kept, report = operator.logdet(method="cg", preconditioner=made, n_short=40, n_probes=1, return_report=True)
+    assert report.n_short == 40 and report.standard_error is None and (kept - exact).abs() < 20 * many[0]
+    with pytest.raises(ValueError, match="n_short must be a whole number >= 0; got -1"):
+        operator.logdet(method="cg", n_short=-1)
+
+
+def test_probes_of_a_few_steps_are_left_out_where_these_tell_too_little():
+    """Without a preconditioner, and with a large condition number: more of them would make it worse."""
+    operator = cloud(400, noise=1e-3)
+    for least in (0, 64):
+        found, report = operator.logdet(method="cg", preconditioner=None, n_short=least, return_report=True)
+        assert report.n_short == 0 and report.iterations > 50
+        assert abs(found - operator.logdet(method="cholesky")) < 5 * report.standard_error
+
+
+@pytest.mark.parametrize("preconditioner", ["nystrom", None])
+def test_probes_of_a_few_steps_in_batches_and_by_second_derivatives(preconditioner):
+    x = rand(2, 40, 3, seed=1)
+    noise = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    operator = KernelOperator(kernels.RBF(1.0), x).add_diagonal(noise)
+    settings = {**CG, "preconditioner": preconditioner, "n_probes": 20, "n_short": 600, "return_report": True}
+    found, report = operator.logdet(**settings)
+    exact = operator.logdet(method="cholesky")
+    assert report.n_short == 600 and ((found - exact).abs() < 5 * report.standard_error).all()
+    (g,) = torch.autograd.grad(found.sum(), noise, create_graph=True)
+    (h,) = torch.autograd.grad(g, noise)
+    (w,) = torch.autograd.grad(exact.sum(), noise, create_graph=True)
+    (v,) = torch.autograd.grad(w, noise)
+    assert abs(g - w) < 0.2 * abs(w) and abs(h - v) < 0.5 * abs(v)
+
+
 @pytest.mark.filterwarnings("ignore::kernops.solvers.ConvergenceWarning")
 def test_determinants_in_float32():
     single, double = cloud(200, torch.float32), cloud(200)
