@@ -50,7 +50,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         tol: residual, relative to the targets', at which conjugate gradients stop.
         max_iter: most iterations of conjugate gradients; None leaves it to the solver.
         preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"`` or None.
-        rank: of the preconditioner; None for 100, or 10⁶/n_samples where that is more. A higher one takes fewer
+        rank: of the preconditioner; None for 100, or 1.5·10⁶/n_samples where that is more. A higher one takes fewer
             iterations and makes likelihoods and their gradients more accurate.
         n_probes: random vectors that a log-determinant is estimated from.
         verbose: 1 for a progress bar where tqdm is installed, and a line for each evaluation of the likelihood where it
@@ -149,7 +149,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         self.y_train_ = y
         random = check_random_state(self.random_state)
         starts = self._starts(random)  # first, so that they are those of scikit-learn
-        self._seed = int(random.randint(2**31 - 1))
+        self._seed, self._short = int(random.randint(2**31 - 1)), 0
         self._learn(starts, X, given)
         return self
 
@@ -198,8 +198,10 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         try:
             operator, y = self._system(parameters)
             fit, logdet, report = operator.inv_quad_logdet(
-                y, n_probes=self.n_probes, seed=self._seed, return_report=True, **self._settings(operator)
-            )
+                y, n_probes=self.n_probes, n_short=self._short, seed=self._seed, return_report=True,
+                **self._settings(operator),
+            )  # fmt: skip
+            self._short = max(self._short, report.n_short)
         except NotPositiveDefiniteError as error:
             return Evaluation(-np.inf, np.zeros_like(theta), note=str(error))
         value = -0.5 * (fit.double() + count * logdet.double() + count * n * np.log(2 * np.pi))

@@ -236,7 +236,7 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
             gradients stops, and that of other systems.
         max_iter: most iterations of conjugate gradients in one solution; None leaves it to the solver.
         preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"`` or None.
-        rank: of the preconditioner; None for 100, or 10⁶/n_samples where that is more.
+        rank: of the preconditioner; None for 100, or 1.5·10⁶/n_samples where that is more.
         n_probes: random vectors that a determinant is estimated from.
         verbose: 1 for a progress bar where tqdm is installed, and a line for each evaluation of the likelihood where it
             is not; 2 for the lines; to stderr. ``set_callbacks`` is there with scikit-learn 1.9 and later.

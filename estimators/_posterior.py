@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +11,14 @@ from scipy import linalg
 from sklearn.exceptions import ConvergenceWarning
 
 from ..operators import KernelOperator, LinearOperator, OutOfMemoryError, Preconditioner
-from ..solvers.problems import ran_out_of_memory, size_of, wide, without_warnings
+from ..operators.variance import Forms, quadratic_forms
+from ..solvers.problems import ran_out_of_memory, size_of, wide
 from ._base import array
 
 Tensor = torch.Tensor
 
 #: Queries that are computed at once, where memory is not short.
 QUERIES = 128
-#: Most times that systems are solved more accurately, because a variance is small beside what it is a difference of.
-ROUNDS = 4
 #: Variances are accurate to this many times ``tol``, of themselves; covariances, of the product of two deviations.
 ACCURACY = 10.0
 
@@ -87,17 +85,13 @@ class Dense:
 class Iterative:
     """S A⁻¹ S of an operator A, by conjugate gradients.
 
-    A variance is what is left of a prior's when a quadratic form cᵀ A⁻¹ c is taken away, and may be small beside both.
-    For an x with the residual r = c - A x, the form is (c + r)ᵀ x + rᵀ A⁻¹ r. The last term is what is not known; it is
-    at most rᵀ P⁻¹ r for a P with P ≤ A in the sense of quadratic forms, which holds for a pivoted Cholesky
-    decomposition of a part of A (A - P is a Schur complement), and for the diagonal of a part that was added. Where
-    that is not small beside the variance, the system is solved more accurately. For two queries the form is
-    cᵢᵀ xⱼ + xᵢᵀ rⱼ + rᵢᵀ A⁻¹ rⱼ. The last term is at most the geometric mean of theirs; and a covariance without it is
-    too large by a matrix that is positive semidefinite, so that it stays one.
+    Variances are as accurate as ``kernops.operators.variance.quadratic_forms`` makes them. For two queries, with x and
+    the residual r of each, the form is cᵢᵀ xⱼ + xᵢᵀ rⱼ + rᵢᵀ A⁻¹ rⱼ. The last term is at most the geometric mean of
+    theirs; and a covariance without it is too large by a matrix that is positive semidefinite, so that it stays one.
 
     Args:
         operator: A.
-        preconditioner: P, or None.
+        preconditioner: of A, or None.
         tol: of the estimator.
         max_iter: most iterations of a solution.
         scale: the diagonal of S, (N,); None for ones.
@@ -111,64 +105,37 @@ class Iterative:
         max_iter: int | None,
         scale: Tensor | None = None,
     ) -> None:
-        self.operator, self.tol, self.scale = operator, tol, scale
-        self.settings: dict[str, Any] = {
-            "method": "cg", "max_iter": max_iter, "preconditioner": preconditioner, "return_report": True,
-        }  # fmt: skip
-        self.below = self._part_below(preconditioner)
+        self.operator, self.preconditioner, self.scale = operator, preconditioner, scale
+        self.accuracy, self.max_iter = ACCURACY * tol, max_iter
         self.error = 0.0  # the largest relative error that a variance may have
-
-    def _part_below(self, preconditioner: Preconditioner | None) -> Callable[[Tensor], Tensor] | None:
-        """The inverse of a P ≤ A."""
-        if preconditioner is not None and preconditioner.kind == "pivoted_cholesky":
-            return preconditioner.solve
-        diagonal = self.operator._split()[1]
-        return None if diagonal is None else (lambda r: r / diagonal[..., None])
 
     def _scaled(self, c: Tensor) -> Tensor:
         return c if self.scale is None else self.scale[:, None] * c
 
     def quadratic(self, columns: Tensor, prior: Tensor) -> Tensor:
         """The diagonal of Cᵀ S A⁻¹ S C, so that the prior's variance less that is accurate to ``ACCURACY tol``."""
-        return self._refined(self._scaled(columns), prior)[2]
+        return self._forms(self._scaled(columns), prior).value
 
     def block(self, across: KernelOperator, rows: slice, prior: Tensor, known: Solutions) -> Tensor:
         """As for ``Dense``, as accurate as ``quadratic``; ``known`` is of all queries before, and these are added."""
         columns = self._scaled(across[rows, :].to_dense().mT)
-        x, rest, _ = self._refined(columns, prior)
-        ends, parts = (wide(x), wide(rest)), []
+        found = self._forms(columns, prior)
+        ends, parts = (wide(found.x), wide(found.rest)), []
         for before, other in known:
             c = self._scaled(across[before, :].to_dense().mT)
-            parts.append(wide(c).mT @ ends[0] + wide(other.to(x)).mT @ ends[1])
+            parts.append(wide(c).mT @ ends[0] + wide(other.to(found.x)).mT @ ends[1])
         parts.append(wide(columns).mT @ ends[0] + ends[0].mT @ ends[1])
-        known.append((rows, x.cpu()))
+        known.append((rows, found.x.cpu()))
         return torch.cat(parts)
 
-    def _refined(self, columns: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, r and (c + r)ᵀ x of columns c."""
-        accuracy, tol, settings = ACCURACY * self.tol, 0.1 * self.tol**0.5, dict(self.settings)
-        x: Tensor | None = None
-        floor = prior.abs().max() * (100 * torch.finfo(columns.dtype).eps)
-        for _ in range(ROUNDS):
-            with without_warnings():
-                x, report = self.operator.solve(columns, x0=x, tol=tol, **settings)
-            rest = columns - self.operator @ x
-            form = (wide(columns + rest) * wide(x)).sum(-2)
-            left = torch.maximum(wide(prior) - form, wide(floor))
-            unknown = torch.zeros_like(form) if self.below is None else (wide(rest) * wide(self.below(rest))).sum(-2)
-            error = float((unknown / left).max()) if left.numel() else 0.0
-            if not error > accuracy:
-                break
-            tol *= 0.5 * (accuracy / error) ** 0.5
-            if self.settings["max_iter"] is None:  # not without end, where a bound is too pessimistic
-                settings["max_iter"] = 3 * report.iterations + 20
-        self.error = max(self.error, error)
-        assert x is not None
-        return x, rest, form
+    def _forms(self, columns: Tensor, prior: Tensor) -> Forms:
+        found = quadratic_forms(self.operator, columns, prior, self.accuracy, self.preconditioner, self.max_iter)
+        self.error = max([self.error, *found.error.tolist()])
+        return found
 
     def warn(self, name: str) -> None:
         """Warn of variances that are less accurate than they should be."""
-        if self.error > 2 * ACCURACY * self.tol:
+        if self.error > 2 * self.accuracy:
             large = "at all" if self.error >= 1 else f"to better than {1 - (1 - self.error) ** 0.5:.1%}"
             warnings.warn(
                 f"{name}: some standard deviations are not known {large}; they may be too large. More noise (alpha or "

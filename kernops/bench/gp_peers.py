@@ -103,17 +103,22 @@ def _report(report: Any) -> Found:
 
 def _predict(problem: Problem) -> Callable[[], Found]:
     from kernops.kernels import RBF
-    from kernops.operators import KernelOperator
+    from kernops.operators import KernelOperator, posterior_variance
+
+    config = problem.config
+    backend = None if config.backend == "auto" else config.backend
 
     @torch.no_grad()
     def call() -> Found:
-        kernel = RBF(problem.length)
         operator = _operator(problem, problem.length, 1.0, problem.noise)
-        columns = KernelOperator(kernel, problem.x, problem.queries).to_dense()
-        right = torch.cat([problem.y[:, None], columns], 1)
-        solved, report = operator.solve(right, **_settings(problem.config, operator))
-        variance = 1 - (columns * solved[:, 1:]).sum(0)
-        return {"mean": columns.T @ solved[:, 0], "variance": variance, **_report(report)}
+        made = operator.preconditioner(rank=config.rank or None)
+        across = KernelOperator(RBF(problem.length), problem.queries, problem.x, backend=backend)
+        settings = {"method": "cg", "preconditioner": made}
+        weights, report = operator.solve(problem.y, tol=config.tol, return_report=True, **settings)
+        prior = torch.ones_like(problem.queries[:, 0])
+        spread = posterior_variance(operator, across, prior, accuracy=config.tol, **settings)
+        found = {"mean": across @ weights, "variance": spread.value, **_report(report)}
+        return {**found, "iterations": spread.iterations}
 
     return call
 

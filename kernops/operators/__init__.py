@@ -6,6 +6,7 @@ from .kernel import KernelOperator
 from .rescaled import RescaledOperator
 from .solving import Preconditioner, Report, make_preconditioner
 from .structured import BlockDiagonalOperator, DenseOperator, DiagonalOperator, KroneckerOperator
+from .variance import Variances, posterior_variance
 
 __all__ = [
     "BlockDiagonalOperator",
@@ -21,5 +22,7 @@ __all__ = [
     "Preconditioner",
     "Report",
     "RescaledOperator",
+    "Variances",
     "make_preconditioner",
+    "posterior_variance",
 ]

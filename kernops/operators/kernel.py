@@ -25,6 +25,9 @@ Tensor = torch.Tensor
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 #: Numbers that a dense matrix' derivative may need at once.
 DENSE_NUMBERS = 1 << 24
+#: Columns of a dense matrix that a processor computes as one product with unit vectors: the kernels' lanes run over
+#: columns, so that a sum of one term wastes all but one of them, and more unit vectors are more zeros to add.
+UNITS = 16
 
 
 class KernelOperator(LinearOperator):
@@ -152,6 +155,19 @@ class KernelOperator(LinearOperator):
         m, n = self.shape[-2:]
         return self._like(self.lazy.T, (n, m), self.added, self.symmetric)
 
+    def _bilinear(self, u: Tensor, v: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        from .bilinear import bilinear_gradients
+
+        data = [k for k, t in enumerate(self.lazy.frame.tensors) if isinstance(t, Tensor)]
+        wanted = [k for k, need in zip(data, needed) if need]
+        with torch.no_grad():
+            grads = bilinear_gradients(self, u, v, wanted)
+            out = [grads[k] for k in data]
+            if self.added is not None:
+                by_diagonal = (u * v).sum(-1).sum_to_size(self.added.shape) if needed[-1] else None
+                out.append(by_diagonal)
+        return out
+
     # --- entries --------------------------------------------------------------------------------------------------
     def _diagonal(self) -> Tensor:
         out = _at_pairs(self.lazy, self.shape[-1])
@@ -217,18 +233,34 @@ class KernelOperator(LinearOperator):
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _dense_columns(self, columns: slice) -> Tensor:
-        """Columns of the kernel's matrix: each column is a batch of its own, of a single term."""
+        """Columns of the kernel's matrix."""
+        count = columns.stop - columns.start
+        if self.device.type == "cpu" and count >= UNITS // 2:
+            out = self._sums_of(columns, UNITS)
+            if bool(torch.isfinite(out.detach()).all()):  # else an entry may have spoilt its neighbours: 0 · inf
+                return out
+        return self._sums_of(columns, 1)
+
+    def _sums_of(self, columns: slice, width: int) -> Tensor:
+        """Columns of the kernel's matrix: ``width`` at a time are a batch of its own, multiplied by unit vectors."""
         frame, n = self.lazy.frame, columns.stop - columns.start
+        blocks = -(-n // width)
+        index = torch.arange(columns.start, columns.start + blocks * width, device=self.device)
+        index = index.clamp(max=columns.stop - 1)  # the last block is filled up
         tensors = []
         for t, c in zip(frame.tensors, frame.cats):
             if c == CAT_J:
-                t = t[..., columns, :].unsqueeze(-2)
+                t = t[..., columns, :] if blocks * width == n else t.index_select(-2, index)
+                t = t.reshape(*t.shape[:-2], blocks, width, t.shape[-1])
             elif isinstance(t, Tensor) and t.ndim > (2 if c == CAT_I else 1):
                 t = t.unsqueeze(-3 if c == CAT_I else -2)
             tensors.append(t)
-        lazy = LazyTensor(self.lazy.formula, frame.replace(tensors=tuple(tensors)))
-        out = _sum(lazy, self.shape[-2], 1, (*frame.batch, n))[..., 0]
-        return out.expand(*frame.batch, n, self.shape[-2]).mT
+        lazy = LazyTensor(self.lazy.formula, frame.replace(tensors=tuple(tensors), n=width))
+        if width > 1:
+            lazy = lazy * _columns(torch.eye(width, dtype=self.dtype, device=self.device))
+        out = _sum(lazy, self.shape[-2], width, (*frame.batch, blocks))
+        out = out.expand(*frame.batch, blocks, self.shape[-2], width).movedim(-3, -2)
+        return out.reshape(*frame.batch, self.shape[-2], blocks * width)[..., :n]
 
     # --- algebra --------------------------------------------------------------------------------------------------
     def _split(self) -> tuple[LinearOperator | None, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Linear systems, quadratic forms and determinants of operators, and their derivatives."""
+"""Linear systems of operators, what they are preconditioned with, and their derivatives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from ..solvers import (
     block_pivoted_cholesky,
     conjugate_gradients,
     implicit_solve,
-    log_quadrature,
     memory_for,
     nystrom,
     pivoted_cholesky,
 )
-from ..solvers.implicit import keep, kept, pull_back
-from ..solvers.problems import check_floats, warn, wide
+from ..solvers.problems import check_floats, warn
 from .base import LinearOperator
 
 Tensor = torch.Tensor
@@ -36,9 +34,7 @@ SMALL = 2000
 #: Rank of a preconditioner, where none is asked for: at least the first. More for few points, where it costs little and
 #: makes determinants more accurate: the second divided by their number. And more for many, whose products cost so much
 #: more than a preconditioner does, on a processor above all: one for so many points, up to the last.
-RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_000_000, {"cpu": 50, "other": 200}, 500
-#: Most iterations of conjugate gradients whose Lanczos matrix is used.
-QUADRATURE = 200
+RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_500_000, {"cpu": 50, "other": 200}, 500
 NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
 METHODS = ("auto", "cholesky", "cg")
 
@@ -53,6 +49,7 @@ class Settings:
     method: str
     n_probes: int = 0
     seed: int = 0
+    n_short: int = 0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -82,6 +79,7 @@ class Report:
         jitter: what was added to the diagonal.
         rank: of the preconditioner, as far as it was needed; 0 for none.
         standard_error: of a log-determinant (*B,), from the spread of the probes; None where it is exact.
+        n_short: probes of a few steps, beside those that were solved for.
     """
 
     method: str
@@ -92,6 +90,7 @@ class Report:
     jitter: float = 0.0
     rank: int = 0
     standard_error: Tensor | None = None
+    n_short: int = 0
 
 
 # --- preconditioners ----------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ def make_preconditioner(
         kind: ``"pivoted_cholesky"``, which evaluates ``rank`` columns of K, O(N rank) in all, with pivots that are
             drawn many at a time (one by one for a batch); or ``"nystrom"``, one product of K with ``rank`` random
             vectors.
-        rank: most columns of L; None for 100, or 10⁶/N, or up to 500 N/200, on a processor N/50, where these are more.
+        rank: most columns of L; None for 100, or 1.5·10⁶/N, or up to 500 N/200 (on a processor N/50), if more.
             There are fewer where nothing that matters is left of K: beside D, or beside rounding.
         seed: of what is random.
 
@@ -274,14 +273,8 @@ def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner
     """Raise for an indefinite operator or for NaN, warn of a residual above the tolerance."""
     if solution.converged:
         return
-    if solution.indefinite:
-        raise NotPositiveDefiniteError(
-            "the operator is not positive definite: conjugate gradients met a direction along which it is negative. A "
-            "kernel that is positive definite, or a larger add_diagonal, is needed"
-        )
+    raise_for(solution)
     worst = float(solution.residual.max())
-    if "not finite" in solution.reason:
-        raise ValueError(NOT_FINITE)
     rank = 0 if preconditioner is None else preconditioner.rank
     warn(
         f"conjugate gradients stopped at a relative residual of {worst:.1e} after {solution.iterations} iterations, "
@@ -292,7 +285,18 @@ def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner
     )
 
 
-def _right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:
+def raise_for(solution: Solution) -> None:
+    """Raise for an indefinite operator, or for NaN."""
+    if solution.indefinite:
+        raise NotPositiveDefiniteError(
+            "the operator is not positive definite: conjugate gradients met a direction along which it is negative. A "
+            "kernel that is positive definite, or a larger add_diagonal, is needed"
+        )
+    if "not finite" in solution.reason:
+        raise ValueError(NOT_FINITE)
+
+
+def right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:
     b, vector = operator._vectors("b", b, operator.shape[-1])
     check_floats("b", b)
     if not bool(torch.isfinite(b).all()):
@@ -300,23 +304,23 @@ def _right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]
     return b.expand(*broadcast([operator.batch, tuple(b.shape[:-2])]), *b.shape[-2:]), vector
 
 
-def _dense(operator: LinearOperator, method: str) -> bool:
+def is_dense(operator: LinearOperator, method: str) -> bool:
     return method == "cholesky" or (method == "auto" and operator.shape[-1] <= SMALL)
 
 
 def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Settings) -> tuple[Tensor, Report]:
     """``LinearOperator.solve``."""
     operator._need_symmetric("solve")
-    b, vector = _right_hand_side(operator, b)
+    b, vector = right_hand_side(operator, b)
     if x0 is not None:
         start, _ = operator._vectors("x0", x0, operator.shape[-1])
         x0 = start.expand(b.shape)
-    if _dense(operator, settings.method):
+    if is_dense(operator, settings.method):
         factor, report = factorize(operator)
         x = torch.cholesky_solve(b, factor.expand(*b.shape[:-2], *factor.shape[-2:]))
     else:
         system = System(operator, settings, x0)
-        x = implicit_solve(system.product, system.solve, b, operator.tensors)
+        x = implicit_solve(system.product, system.solve, b, operator.tensors, operator._bilinear)
         report = system.report()
     return (x[..., 0] if vector else x), report
 
@@ -361,120 +365,3 @@ def _factorized(dense: Tensor) -> tuple[Tensor, Report]:
         f"the operator is not positive definite: its smallest eigenvalue is {smallest:.3g}, and {jitter:.1e} on the "
         "diagonal was not enough. A kernel that is positive definite, or a larger add_diagonal, is needed"
     )
-
-
-# --- quadratic forms and determinants -----------------------------------------------------------------------------
-def inv_quad_logdet(
-    operator: LinearOperator, b: Tensor | None, settings: Settings
-) -> tuple[Tensor, Tensor, Report]:  # fmt: skip
-    """``LinearOperator.inv_quad_logdet``."""
-    operator._need_symmetric("logdet")
-    check_floats("an operator with a determinant", torch.empty(0, dtype=operator.dtype))
-    n = operator.shape[-1]
-    if b is None:
-        b = torch.zeros(*operator.batch, n, 0, dtype=operator.dtype, device=operator.device)
-    b, _ = _right_hand_side(operator, b)
-    if _dense(operator, settings.method):
-        factor, report = factorize(operator)
-        half = torch.linalg.solve_triangular(factor, b, upper=False)
-        logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return half.square().sum((-2, -1)), logdet.expand(b.shape[:-2]), report
-    if settings.n_probes < 1:
-        raise ValueError(f"n_probes must be a whole number >= 1; got {settings.n_probes}")
-    system = Likelihood(operator, settings)
-    inv_quad, logdet = _InvQuadLogdet.apply(system, b, *operator.tensors)
-    report = system.report()
-    return inv_quad, logdet, Report(**{**vars(report), "standard_error": system.standard_error})
-
-
-class Likelihood(System):
-    """A system that is solved for right-hand sides and for random probes."""
-
-    standard_error: Tensor | None = None
-
-    def probes(self, batch: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | float]:
-        """z of covariance P, P⁻¹ z, and log det P for the preconditioner P; for none, random signs, themselves, 0."""
-        operator, made = self.operator, self.preconditioner
-        generator = torch.Generator(operator.device).manual_seed(self.settings.seed)
-        count = self.settings.n_probes
-        if made is not None:
-            z = made.matrix.sample(count, batch, generator)
-            return z, made.solve(z), made.matrix.logdet()
-        shape = (*batch, operator.shape[-1], count)
-        z = torch.randint(0, 2, shape, generator=generator, device=operator.device).to(operator.dtype) * 2 - 1
-        return z, z, 0.0
-
-    def evaluate(self, values: Sequence[Any], b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(bᵀ A⁻¹ b, log det A, A⁻¹ b, A⁻¹ z, z, P⁻¹ z)."""
-        z, w, base = self.probes(tuple(b.shape[:-2]))
-        found = self.solve(values, torch.cat([b, z], -1), QUADRATURE)
-        assert self.solution is not None
-        count = b.shape[-1]
-        (alpha, beta), start = self.solution.steps, self.solution.start
-        each = log_quadrature(alpha[..., count:], beta[..., count:], start[..., count:])
-        self.standard_error = each.std(-1) / each.shape[-1] ** 0.5 if each.shape[-1] > 1 else None
-        logdet = (each.mean(-1) + base).to(b.dtype)
-        u, s = found[..., :count], found[..., count:]
-        inv_quad = (wide(u) * wide(b)).sum((-2, -1)).to(b.dtype)
-        return inv_quad, logdet, u, s, z, w
-
-    @property
-    def controlled(self) -> bool:
-        """Whether the preconditioner is differentiated to reduce the variance of gradients."""
-        made = self.preconditioner
-        return made is not None and made.pivots is not None and not self.operator.batch
-
-    def outputs(self, values: Sequence[Any], v: Tensor) -> list[Tensor]:
-        """What the gradient is made of: the product with ``v``; rows of the kernel, and the diagonal that was added."""
-        operator = self.operator.with_tensors(values)
-        found = [operator._matmul(v)]
-        if self.controlled:
-            assert self.preconditioner is not None and self.preconditioner.pivots is not None
-            kernel, diagonal = operator._split()
-            assert kernel is not None
-            found.append(kernel._columns(self.preconditioner.pivots))
-            found += [] if diagonal is None else [diagonal]
-        return found
-
-    def control(self, w: Tensor, h: Tensor) -> list[Tensor]:
-        """The cotangents of the rows C of the kernel and of D that turn the estimate of tr(A⁻¹ dA) into a better one.
-
-        tr(P⁻¹ dP) - mean(wᵀ dP w) has the mean 0, since w = P⁻¹ z, and nearly the fluctuations of the estimate where P
-        is near A (Wenger, Pleiss, Hennig, Cunningham and Gardner, Preconditioning for scalable Gaussian process
-        hyperparameter optimization, 2022, section 3). For P = C F ᵀ + D, with F = C Kₚₚ⁻¹ of the rows p,
-        dP = dC Fᵀ + F dCᵀ - F dKₚₚ Fᵀ + dD.
-        """
-        if not self.controlled:
-            return []
-        made = self.preconditioner
-        assert made is not None and made.pivots is not None
-        f, mean = made.weights, 1 / w.shape[-1]
-        along = f.mT @ w
-        by_rows = made.solve(f) - mean * (w @ along.mT)
-        square = f.mT @ made.solve(f) - mean * (along @ along.mT)
-        rows = (2 * by_rows).index_add(-2, made.pivots, -square)
-        return [h * rows, h[..., 0] * (made.matrix.inverse_diagonal() - mean * w.square().sum(-1))]
-
-
-class _InvQuadLogdet(torch.autograd.Function):
-    """bᵀ A⁻¹ b, with the derivative 2 uᵀ db - uᵀ dA u for u = A⁻¹ b; and log det A, with E[(A⁻¹ z)ᵀ dA (P⁻¹ z)]."""
-
-    @staticmethod
-    def forward(ctx: Any, system: Likelihood, b: Tensor, *values: Any) -> tuple[Tensor, Tensor]:
-        inv_quad, logdet, *saved = system.evaluate(values, b)
-        ctx.system = system
-        keep(ctx, values, b, *saved)
-        return inv_quad, logdet
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple:
-        values, (b, u, s, z, w) = kept(ctx, 5)
-        g, h = (x[..., None, None] for x in grads)
-        system: Likelihood = ctx.system
-        if torch.is_grad_enabled():  # the solutions depend on the data, too
-            u = implicit_solve(system.product, system.solve, b, values)
-            s = implicit_solve(system.product, system.solve, z, values)
-        vectors = torch.cat([u, w], -1)
-        cotangents = [torch.cat([-g * u, h / w.shape[-1] * s], -1), *system.control(w, h)]
-        out = pull_back(system.outputs, values, vectors, cotangents, ctx.needs_input_grad[2:])
-        return (None, 2 * g * u if ctx.needs_input_grad[1] else None, *out)

@@ -148,6 +148,12 @@ class SumOperator(_Composite):
     def _matmul(self, v: Tensor) -> Tensor:
         return _total(p._matmul(v) for p in self.parts)
 
+    def _bilinear(self, u: Tensor, v: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        out: list[Tensor | None] = []
+        for p in self.parts:
+            out += p._bilinear(u, v, needed[len(out) : len(out) + len(p.tensors)])
+        return out
+
     def _transposed(self) -> LinearOperator:
         return SumOperator(*(p.T for p in self.parts))
 

@@ -3,7 +3,7 @@
 from .cg import Solution, conjugate_gradients
 from .eigen import Eigenpairs, largest_eigenpairs
 from .implicit import implicit_solve
-from .lanczos import Krylov, krylov, log_quadrature, root_product
+from .lanczos import Krylov, first_steps, krylov, log_quadrature, root_product
 from .preconditioners import LowRankPlusDiagonal, block_pivoted_cholesky, nystrom, pivoted_cholesky
 from .problems import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError, memory_for
 
@@ -18,6 +18,7 @@ __all__ = [
     "Solution",
     "block_pivoted_cholesky",
     "conjugate_gradients",
+    "first_steps",
     "implicit_solve",
     "krylov",
     "largest_eigenpairs",

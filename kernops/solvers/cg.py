@@ -13,6 +13,8 @@ from .problems import ConvergenceWarning, check_floats, dot, norm
 
 Tensor = torch.Tensor
 Operator = Callable[[Tensor], Tensor]
+#: (x, r, rᵀ M r for the preconditioner M) -> for each right-hand side a number that is to be small, (*B, E).
+Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 log = logging.getLogger("kernops.solvers")
 
@@ -41,6 +43,7 @@ class Solution:
         steps: (alpha, beta) of the first iterations, (k, *B, E) each in float64; alpha is 0 from where a column has
             converged on. They are the Lanczos matrix of A, see :func:`kernops.solvers.log_quadrature`.
         start: the scalar products of the first residuals with their preconditioned selves, (*B, E).
+        rest: the residuals b - A x, (*B, N, E).
     """
 
     x: Tensor
@@ -51,6 +54,7 @@ class Solution:
     indefinite: bool
     steps: tuple[Tensor, Tensor]
     start: Tensor
+    rest: Tensor
 
 
 def conjugate_gradients(
@@ -64,6 +68,7 @@ def conjugate_gradients(
     callback: Callable[[int, Tensor], object] | None = None,
     warn: bool = True,
     history: int = 0,
+    measure: Measure | None = None,
 ) -> Solution:
     """Solve A x = b for a symmetric positive definite A that is known by its products only.
 
@@ -83,15 +88,18 @@ def conjugate_gradients(
         callback: called after each iteration with its number and the relative residuals (*B, E); True ends it.
         warn: whether to emit a ``ConvergenceWarning`` if some right-hand side has not converged.
         history: how many iterations to keep the step lengths of.
+        measure: what takes the place of |b - A x| / |b|, for callers that look at the result themselves: of less than
+            ``RESTART`` iterations the recurrence's residual, which is as accurate as a product, is taken for the true
+            one.
 
     Raises:
         ValueError: an argument is of the wrong shape, dtype or range.
     """
     _check(b, tol, max_iter, x0)
     limit = min(10 * b.shape[-2], 10_000) if max_iter is None else max_iter
-    state = _State(matvec, b, x0, preconditioner or (lambda r: r), tol, history)
+    state = _State(matvec, b, x0, preconditioner or (lambda r: r), tol, history, measure)
     # No residual is smaller than what rounding leaves of it.
-    allowed = max(1.1 * tol, 100 * torch.finfo(b.dtype).eps)
+    allowed = max(1.1 * tol, 100 * torch.finfo(b.dtype).eps) if measure is None else tol
     k, before = 0, float("inf")
     while True:
         while k < limit and state.active:
@@ -101,7 +109,7 @@ def conjugate_gradients(
                 state.why = "the callback asked for the end"
                 break
         # The recurrence drifts away from the truth: what counts, and where it goes on from, is the answer's residual.
-        residual = state.refresh()
+        residual = state.refresh() if measure is None or k >= RESTART else state.relative
         worst = float(residual.max()) if residual.numel() else 0.0
         if worst <= allowed or k >= limit or state.why:
             break
@@ -121,7 +129,8 @@ def conjugate_gradients(
             stacklevel=3,
         )
     log.debug("conjugate gradients: %d iterations, residual %.2e", k, worst)
-    return Solution(state.x, residual, k, converged, reason, state.indefinite, state.history.stacked(), state.first)
+    steps = state.history.stacked()
+    return Solution(state.x, residual, k, converged, reason, state.indefinite, steps, state.first, state.r)
 
 
 def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> None:
@@ -169,11 +178,19 @@ class _State:
     """
 
     def __init__(
-        self, matvec: Operator, b: Tensor, x0: Tensor | None, preconditioner: Operator, tol: float, history: int
+        self,
+        matvec: Operator,
+        b: Tensor,
+        x0: Tensor | None,
+        preconditioner: Operator,
+        tol: float,
+        history: int,
+        measure: Measure | None,
     ) -> None:
         self.matvec, self.preconditioner, self.b, self.tol = matvec, preconditioner, b, tol
         length = norm(b)
-        self.scale = torch.where(length > 0, length, torch.ones_like(length))
+        scale = torch.where(length > 0, length, torch.ones_like(length))
+        self.measure: Measure = measure or (lambda x, r, rz: norm(r) / scale)
         self.why = ""
         self.indefinite = False
         self.x = torch.zeros_like(b) if x0 is None else x0.clone()
@@ -193,7 +210,7 @@ class _State:
         self.z = self.preconditioner(r)
         self.p = self.z
         self.rz = dot(r, self.z)
-        self.relative = norm(r) / self.scale
+        self.relative = self.measure(self.x, r, self.rz)
         self.going = self.relative > self.tol
         self.best = self.seen = self.relative.cpu()
         self.since_best = torch.zeros_like(self.seen, dtype=torch.int64)
@@ -223,6 +240,7 @@ class _State:
         worse = torch.isfinite(residual) & (residual > most)
         if bool(worse.any()):
             self.x = torch.where(worse[..., None, :], torch.zeros_like(self.x) if self.x0 is None else self.x0, self.x)
+            self.r = self.b - self.matvec(self.x)
         return torch.where(worse, self.first_relative, residual)
 
     def step(self) -> None:
@@ -239,7 +257,7 @@ class _State:
         beta = torch.where(self.going & (self.rz > 0), rz / self.rz, 0.0)
         self.p = torch.addcmul(self.z, _each(beta, ap), direction := self.p)
         self.rz = rz
-        self.relative = norm(self.r) / self.scale
+        self.relative = self.measure(self.x, self.r, rz)
         facts = torch.stack([before.to(rz.dtype), curvature, rz, overlap, self.relative.to(rz.dtype)]).cpu()
         self.going = self.going & (self.relative > self.tol)
         self.count += 1

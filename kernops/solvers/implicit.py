@@ -12,9 +12,13 @@ Tensor = torch.Tensor
 Product = Callable[[Sequence[Any], Tensor], Tensor]
 #: (data of the matrix, right-hand side) -> solution, of which nothing is recorded.
 Solver = Callable[[Sequence[Any], Tensor], Tensor]
+#: (u, v, where it is needed) -> the gradient of Σ uᵀ A v by the data of the matrix; of which nothing is recorded.
+Bilinear = Callable[[Tensor, Tensor, Sequence[bool]], Sequence["Tensor | None"]]
 
 
-def implicit_solve(product: Product, solver: Solver, b: Tensor, values: Sequence[Any]) -> Tensor:
+def implicit_solve(
+    product: Product, solver: Solver, b: Tensor, values: Sequence[Any], bilinear: Bilinear | None = None
+) -> Tensor:
     """x with A x = b, differentiable to any order in ``b`` and in the data of the symmetric matrix A.
 
     The derivative is another solve: db = A⁻¹ dx, and dA = -db xᵀ pulled back through the product.
@@ -24,24 +28,29 @@ def implicit_solve(product: Product, solver: Solver, b: Tensor, values: Sequence
         solver: ``solver(values, b)``, the solution.
         b: right-hand sides (*B, N, E).
         values: the data that A is made of; what is no tensor is passed on as it is.
+        bilinear: ``bilinear(u, v, needed)``, the derivative of the product where it is not to be differentiated
+            itself; None to pull it back through the product.
     """
-    return _Solve.apply(product, solver, b, *values)
+    return _Solve.apply((product, solver, bilinear), b, *values)
 
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, product: Product, solver: Solver, b: Tensor, *values: Any) -> Tensor:
-        x = solver(values, b)
-        ctx.product, ctx.solver = product, solver
+    def forward(ctx: Any, functions: tuple[Product, Solver, Bilinear | None], b: Tensor, *values: Any) -> Tensor:
+        x = functions[1](values, b)
+        ctx.functions = functions
         keep(ctx, values, x)
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple:
         values, (x,) = kept(ctx, 1)
-        u = _Solve.apply(ctx.product, ctx.solver, grads[0], *values)
-        out = pull_back(lambda data, v: (ctx.product(data, v),), values, x, (-u,), ctx.needs_input_grad[3:])
-        return (None, None, u, *out)
+        product, _, bilinear = ctx.functions
+        u = _Solve.apply(ctx.functions, grads[0], *values)
+        needed = ctx.needs_input_grad[2:]
+        if bilinear is not None and not torch.is_grad_enabled():
+            return (None, u, *bilinear(-u, x, needed))
+        return (None, u, *pull_back(lambda data, v: (product(data, v),), values, x, (-u,), needed))
 
 
 def keep(ctx: Any, values: Sequence[Any], *results: Tensor) -> None:

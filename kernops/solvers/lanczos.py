@@ -41,6 +41,55 @@ def log_quadrature(alpha: Tensor, beta: Tensor, weight: Tensor) -> Tensor:
     return weight * (first * values.clamp(min=tiny).log()).sum(-1)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The first steps of conjugate gradients.
+
+    Attributes:
+        alpha, beta, weight: for :func:`log_quadrature`.
+        x: where they lead, (*B, N, E).
+        z: the preconditioned vectors that they started from, (*B, N, E).
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    weight: Tensor
+    x: Tensor
+    z: Tensor
+
+
+def first_steps(matvec: Operator, b: Tensor, preconditioner: Operator | None, count: int) -> Steps:
+    """``count`` steps of conjugate gradients from 0, with as many products.
+
+    Args:
+        matvec: the product of a symmetric positive definite A with vectors (*B, N, E).
+        b: right-hand sides (*B, N, E).
+        preconditioner: the product with an approximate inverse of A; None for none.
+        count: how many.
+    """
+    inverse = preconditioner or (lambda r: r)
+    x, r, z = torch.zeros_like(b), b, inverse(b)
+    first = p = z
+    weight = rz = dot(b, z)
+    least = weight * (100 * torch.finfo(b.dtype).eps) ** 2
+    alphas, betas = [], []
+    for k in range(count):
+        product = matvec(p)
+        curvature = dot(p, product)
+        going = (curvature > 0) & (rz > least)
+        alphas.append(torch.where(going, rz / curvature, 0.0))
+        length = alphas[-1].to(r.dtype)[..., None, :]
+        x = torch.addcmul(x, length, p)
+        if k + 1 < count:  # what would come after the last step is not asked for
+            r = torch.addcmul(r, length, product, value=-1)
+            z, before = inverse(r), rz
+            rz = torch.where(going, dot(r, z), 0.0)
+            betas.append(torch.where(going, rz / before, 0.0))
+            p = torch.addcmul(z, betas[-1].to(r.dtype)[..., None, :], p)
+    betas.append(torch.zeros_like(weight))
+    return Steps(torch.stack(alphas), torch.stack(betas), weight, x, first)
+
+
 def tridiagonal(main: Tensor, off: Tensor) -> Tensor:
     """The matrices (..., k, k) with diagonals ``main`` (k, ...) and ``off`` (k - 1, ...)."""
     main, off = main.movedim(0, -1), off.movedim(0, -1)

@@ -20,7 +20,7 @@ FEWEST_CANDIDATES = 256
 
 
 class LowRankPlusDiagonal:
-    """P = L Lᵀ + D with its inverse, its logarithmic determinant and samples of N(0, P), in O(N rank) each.
+    """P = L Lᵀ + D with its inverse, its logarithmic determinant and vectors of covariance P, in O(N rank) each.
 
     The inverse is applied as D^-½ (I - U Uᵀ + U (1 + S²)⁻¹ Uᵀ) D^-½, where U S Vᵀ = D^-½ L, with I - U Uᵀ applied
     twice: Woodbury's formula as it stands cancels in float32 where L Lᵀ is much larger than D. U and S are from the
@@ -69,9 +69,13 @@ class LowRankPlusDiagonal:
         scale = self.n // diagonal.shape[-1]
         return scale * diagonal.sum(-1) + self.eigenvalues.log().sum(-1)
 
-    def sample(self, count: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """``count`` samples of N(0, P), (*batch, N, count)."""
-        w = normal((*batch, self.n, count), self.root, generator)
+    def probes(self, count: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """``count`` random vectors of mean 0 and covariance P, (*batch, N, count): a root of P times random signs.
+
+        Of all entries signs have the least spread of quadratic forms: diagonals add nothing to it (Hutchinson, A
+        stochastic estimator of the trace of the influence matrix, 1990).
+        """
+        w = signs((*batch, self.n, count), self.root, generator)
         along = self.basis.mT @ w
         return self.root * (w + self.basis @ (((self.eigenvalues.sqrt() - 1).to(w.dtype))[..., None] * along))
 
@@ -89,6 +93,11 @@ def _minus(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the dtype and device of ``like``."""
     return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
+
+
+def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random 1 and -1 of the dtype and device of ``like``."""
+    return torch.randint(0, 2, shape, generator=generator, device=like.device).to(like.dtype) * 2 - 1
 
 
 def pivoted_cholesky(

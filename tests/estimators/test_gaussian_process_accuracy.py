@@ -49,12 +49,11 @@ def carbon_dioxide_of_few() -> Problem:
     return (*carbon_dioxide()[:3], 300)
 
 
-#: The last entry makes likelihoods and gradients of 64 features as accurate: their kernel is of no low rank.
 PROBLEMS = [
     pytest.param(diabetes, {}, id="diabetes"),
     pytest.param(carbon_dioxide_of_few, {"rank": 200}, id="carbon dioxide of few"),
     pytest.param(carbon_dioxide, {}, id="carbon dioxide", marks=pytest.mark.slow),
-    pytest.param(digits, {"rank": 1500}, id="digits", marks=pytest.mark.slow),
+    pytest.param(digits, {}, id="digits", marks=pytest.mark.slow),
 ]
 
 
@@ -79,17 +78,6 @@ def test_means_deviations_likelihoods_and_gradients(problem: Callable[[], Proble
     assert value == pytest.approx(v, rel=1e-3) == ours.log_marginal_likelihood_value_
     assert np.linalg.norm(gradient - g) <= 1e-3 * np.linalg.norm(g)
     assert np.abs(gradient - g).max() <= 1e-3 * np.abs(g).max()
-
-
-@pytest.mark.slow
-def test_digits_by_default_settings() -> None:
-    """Predictions are as accurate; likelihoods only as their standard error says."""
-    ours, theirs, new = compared(digits)
-    (mean, std), (m, s) = (e.predict(new, return_std=True) for e in (ours, theirs))
-    np.testing.assert_allclose(mean, m, rtol=1e-4, atol=1e-4 * np.abs(m).max())
-    np.testing.assert_allclose(std, s, rtol=1e-3)
-    error = ours.log_marginal_likelihood_value_ - theirs.log_marginal_likelihood_value_
-    assert abs(error) < 5 * ours.log_marginal_likelihood_error_ < 0.1 * abs(theirs.log_marginal_likelihood_value_)
 
 
 @pytest.mark.parametrize("preconditioner", ["pivoted_cholesky", "nystrom", None])

@@ -355,3 +355,12 @@ def test_bad_requests(name):
 def test_an_operator_is_abstract():
     with pytest.raises(TypeError):
         LinearOperator()  # type: ignore[abstract]
+
+
+def test_an_entry_that_is_not_finite_spoils_no_other():
+    """Dense columns are products with unit vectors on a processor, where 0 · inf would be NaN."""
+    x = torch.arange(20.0)[:, None]
+    operator = KernelOperator(kernels.custom(lambda x, y: 1 / (x - y).abs().sum(-1)), x)
+    want = 1 / (x - x.T).abs()
+    assert want.isinf().sum() == 20
+    torch.testing.assert_close(operator.to_dense(), want)

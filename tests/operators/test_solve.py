@@ -18,7 +18,7 @@ from kernops.operators import (
     NumericalWarning,
     make_preconditioner,
 )
-from kernops.operators import solving as solving_module
+from kernops.operators import likelihood as likelihood_module
 from kernops.operators.solving import default_rank
 from tests.operators.cases import OPERATORS, XB, N, X, Y, dense, kernel, rand
 from tests.operators.test_algebra import SQUARE, close
@@ -80,7 +80,7 @@ def test_a_preconditioner_is_the_inverse_of_what_it_says(kind, dtype):
     tol = 1e-8 if dtype == torch.float64 else 3e-3
     close(made.solve(operator.to_dense()), torch.eye(N), tol)
     close(made.logdet(), want.logdet(), 1e-9 if dtype == torch.float64 else 1e-4)
-    samples = made.sample(40_000, (), torch.Generator().manual_seed(0)).double()
+    samples = made.probes(40_000, (), torch.Generator().manual_seed(0)).double()
     assert (samples @ samples.mT / 40_000 - want).abs().max() < 5
     part = make_preconditioner(operator, kind, rank=4)
     assert part.rank == 4 and torch.linalg.eigvalsh(part.solve(torch.eye(N).to(dtype)).double()).min() > 0
@@ -122,7 +122,8 @@ def exact_probes(monkeypatch: pytest.MonkeyPatch) -> None:
         root = torch.linalg.cholesky(torch.linalg.inv(made.solve(eye)))
         return n**0.5 * root, made.solve(n**0.5 * root), made.matrix.logdet()
 
-    monkeypatch.setattr(solving_module.Likelihood, "probes", probes)
+    monkeypatch.setattr(likelihood_module.Likelihood, "probes", probes)
+    monkeypatch.setattr(likelihood_module, "ACCURACY", float("inf"))  # no other ones beside
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -151,6 +152,57 @@ def test_probes_are_unbiased_and_say_how_accurate_they_are(rank):
     assert 0.7 < errors.std() / torch.stack(said).mean() < 1.4
     again = operator.logdet(method="cg", preconditioner=made, seed=29)
     assert torch.equal(again, logdet)
+
+
+def test_probes_of_a_few_steps_make_estimates_better():
+    """Of a kernel of no low rank: values and gradients, at the same seeds, by what the standard error says."""
+    x, n = rand(500, 20, seed=1), 500
+    noise = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    operator = KernelOperator(kernels.RBF(1.0), x).add_diagonal(noise)
+    exact = operator.logdet(method="cholesky")
+    (slope,) = torch.autograd.grad(exact, noise)
+    made = operator.preconditioner(rank=100)
+    errors: dict[str, list[tuple[float, float, float]]] = {"few": [], "many": []}
+    for seed in range(12):
+        for name, accuracy in (("few", float("inf")), ("many", likelihood_module.ACCURACY)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(likelihood_module, "ACCURACY", accuracy)
+                found, report = operator.logdet(method="cg", preconditioner=made, seed=seed, return_report=True)
+                (g,) = torch.autograd.grad(found, noise)
+            assert (report.n_short > 100) == (name == "many") and report.n_short < n
+            errors[name].append(((found - exact).item(), ((g - slope) / slope).item(), report.standard_error.item()))
+    few, many = (torch.tensor(e).square().mean(0).sqrt() for e in errors.values())
+    assert (many[:2] < 0.4 * few[:2]).all(), (few, many)
+    assert 0.6 < many[0] / many[2] < 1.6 and 0.6 < few[0] / few[2] < 1.6
+    kept, report = operator.logdet(method="cg", preconditioner=made, n_short=40, n_probes=1, return_report=True)
+    assert report.n_short == 40 and report.standard_error is None and (kept - exact).abs() < 20 * many[0]
+    with pytest.raises(ValueError, match="n_short must be a whole number >= 0; got -1"):
+        operator.logdet(method="cg", n_short=-1)
+
+
+def test_probes_of_a_few_steps_are_left_out_where_these_tell_too_little():
+    """Without a preconditioner, and with a large condition number: more of them would make it worse."""
+    operator = cloud(400, noise=1e-3)
+    for least in (0, 64):
+        found, report = operator.logdet(method="cg", preconditioner=None, n_short=least, return_report=True)
+        assert report.n_short == 0 and report.iterations > 50
+        assert abs(found - operator.logdet(method="cholesky")) < 5 * report.standard_error
+
+
+@pytest.mark.parametrize("preconditioner", ["nystrom", None])
+def test_probes_of_a_few_steps_in_batches_and_by_second_derivatives(preconditioner):
+    x = rand(2, 40, 3, seed=1)
+    noise = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    operator = KernelOperator(kernels.RBF(1.0), x).add_diagonal(noise)
+    settings = {**CG, "preconditioner": preconditioner, "n_probes": 20, "n_short": 600, "return_report": True}
+    found, report = operator.logdet(**settings)
+    exact = operator.logdet(method="cholesky")
+    assert report.n_short == 600 and ((found - exact).abs() < 5 * report.standard_error).all()
+    (g,) = torch.autograd.grad(found.sum(), noise, create_graph=True)
+    (h,) = torch.autograd.grad(g, noise)
+    (w,) = torch.autograd.grad(exact.sum(), noise, create_graph=True)
+    (v,) = torch.autograd.grad(w, noise)
+    assert abs(g - w) < 0.2 * abs(w) and abs(h - v) < 0.5 * abs(v)
 
 
 @pytest.mark.filterwarnings("ignore::kernops.solvers.ConvergenceWarning")
@@ -221,6 +273,17 @@ def test_gradients_of_determinants_by_probes():
                 assert (g - w).norm() <= tol * w.norm(), preconditioner
 
 
+def test_gradients_of_likelihoods_take_no_product(monkeypatch):
+    """Bilinear forms have gradients of their own; a product would be as expensive as one more iteration."""
+    x, ell, scale, noise, b = inputs(30)
+    operator = KernelOperator(scale * kernels.RBF(ell), x).add_diagonal(noise)
+    inv_quad, logdet = operator.inv_quad_logdet(b, **CG)
+    products: list[int] = []
+    monkeypatch.setattr(KernelOperator, "_matmul", lambda self, v: products.append(1))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(inv_quad.sum() + logdet.sum(), (x, ell, scale, noise)))
+    assert not products
+
+
 @pytest.mark.parametrize("name", ["Kronecker", "sum of kernels", "scaled", "kernel with noise by point"])
 def test_gradients_of_determinants_need_no_dense_matrix(name, monkeypatch):
     """Not even for the rows that the preconditioner is made of, in operators made of others."""
@@ -251,8 +314,8 @@ def test_rank_follows_what_matters():
         _, report = operator.solve(rand(300), method="cg", preconditioner=made, return_report=True)
         assert report.rank == made.rank and report.iterations <= 6
     sizes = (10, 2000, 10_000, 20_000, 50_000, 10**6)
-    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 500, 100, 100, 250, 500]
-    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 500, 200, 400, 500, 500]
+    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 750, 150, 100, 250, 500]
+    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 750, 200, 400, 500, 500]
 
 
 def test_batches_are_solved_each_on_their_own():

@@ -11,6 +11,7 @@ from kernops.solvers import (
     LowRankPlusDiagonal,
     block_pivoted_cholesky,
     conjugate_gradients,
+    first_steps,
     krylov,
     largest_eigenpairs,
     log_quadrature,
@@ -250,3 +251,20 @@ def test_the_device_is_asked_once_an_iteration(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     solution = conjugate_gradients(lambda v: A @ v, B, tol=1e-8)
     assert solution.converged and len(looks) == solution.iterations + 2  # the first residual, and the true one
+
+
+def test_first_steps_are_those_of_conjugate_gradients():
+    a, b = spd(30, 100.0), B[:30]
+    for preconditioner in (None, lambda r: r / a.diagonal()[:, None]):
+        steps = first_steps(lambda v: a @ v, b, preconditioner, 4)
+        want = conjugate_gradients(
+            lambda v: a @ v, b, tol=0.0, max_iter=4, preconditioner=preconditioner, warn=False, history=4
+        )
+        torch.testing.assert_close(steps.x, want.x)
+        torch.testing.assert_close(steps.alpha, want.steps[0])
+        torch.testing.assert_close(steps.beta[:-1], want.steps[1][:-1])
+        torch.testing.assert_close(steps.weight, want.start)
+        torch.testing.assert_close(want.rest, b - a @ want.x)
+    done = first_steps(lambda v: 2 * v, b, None, 3)  # solved by the first step
+    torch.testing.assert_close(done.x, b / 2)
+    assert (done.alpha[1:] == 0).all() and done.x.isfinite().all()
