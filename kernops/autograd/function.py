@@ -122,7 +122,8 @@ def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
         return _Transformed.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
     alive = [t if t.__class__ in _NUMBERS else _unwrap(t) for t in tensors]  # type: ignore[arg-type]
     for t in alive:
-        if t.__class__ not in _NUMBERS and _is_batched(t):  # autograd records what is inside of those
+        if t.__class__ not in _NUMBERS and _is_batched(t):  # type: ignore[arg-type]
+            # autograd records what is inside of those
             return _batched(call, alive if call.batch else compact(alive), _apply)
     return _apply_reduce(call, *alive)  # type: ignore[no-any-return]
 

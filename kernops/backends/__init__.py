@@ -69,7 +69,8 @@ def reduce(
     Args:
         plan: what to compute.
         tensors: value of variable number k at position k: i-variables (*B, m, D), j-variables (*B, n, D), parameters
-            (*B, D), of one dtype on one device, with any strides and torch's bit for negatives; scalars as Python floats. Batch shapes broadcast.
+            (*B, D), of one dtype on one device, with any strides, negated by torch's bit or not; scalars
+            as Python floats. Batch shapes broadcast.
         m, n: numbers of rows and columns.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
         batch: the broadcast batch shape, if the caller has checked the tensors against it already. If that is ``()``,

@@ -201,8 +201,8 @@ def test_derivatives_of_batched_gradients(reduction):
         many = torch.rand(5, *out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(0)).requires_grad_()
         grads = torch.autograd.grad(out, values, many, is_grads_batched=True, create_graph=True)
         inputs = (*values, many)
-        second = torch.autograd.grad(sum(g.sin().sum() for g in grads), inputs, create_graph=True)
-        return *grads, *second, *torch.autograd.grad(sum(g.square().sum() for g in second), inputs)
+        second = torch.autograd.grad([g.sin().sum() for g in grads], inputs, create_graph=True)
+        return *grads, *second, *torch.autograd.grad([g.square().sum() for g in second], inputs)
 
     for got, want in zip(outer(case.ours), outer(case.dense), strict=True):
         close(got, want)
