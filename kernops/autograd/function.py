@@ -7,7 +7,7 @@ columns that were chosen, see ``chosen``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -121,6 +121,10 @@ def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
         tensors = tensors if call.batch else compact(tensors)
         return _Transformed.apply(call, *tensors)  # type: ignore[no-any-return,no-untyped-call]
     alive = [t if t.__class__ in _NUMBERS else _unwrap(t) for t in tensors]  # type: ignore[arg-type]
+    for t in alive:
+        if t.__class__ not in _NUMBERS and _is_batched(t):  # type: ignore[arg-type]
+            # autograd records what is inside of those
+            return _batched(call, alive if call.batch else compact(alive), _apply)
     return _apply_reduce(call, *alive)  # type: ignore[no-any-return]
 
 
@@ -173,7 +177,7 @@ def _forward(call: Call, tensors: Sequence[Input]) -> Outs:
         from .operator import call_operator
 
         return call_operator(call.plan, tensors, call.m, call.n, call.backend)
-    return _forward_batched(call, tensors)
+    return _batched(call, tensors, _forward)
 
 
 def _keep(ctx: Any, call: Call, tensors: Sequence[Input], outs: Outs, both: Slopes | None = None) -> None:
@@ -269,8 +273,8 @@ class _Transformed(_Rules):
         return outs, 0
 
 
-def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
-    """``_forward`` of tensors with the hidden batch axis of ``torch.autograd.grad(..., is_grads_batched=True)``.
+def _batched(call: Call, tensors: Sequence[Input], run: Callable[[Call, Sequence[Input]], Outs]) -> Outs:
+    """``run`` for tensors with the hidden batch axis of ``torch.autograd.grad(..., is_grads_batched=True)``.
 
     Those are not functorch's, and have no rules that a library could register.
     """
@@ -282,7 +286,7 @@ def _forward_batched(call: Call, tensors: Sequence[Input]) -> Outs:
             t = torch._remove_batch_dim(t, level, 1, 0)  # of length 1 if only another level batches it
             bare[k], dims[k], size = t, 0, max(size, t.shape[0])
     whole = call_of(call.plan, call.m, call.n, call.backend, (size, *call.batch), call.width)
-    outs = _forward(whole, align(call.plan, bare, dims, len(call.batch)))
+    outs = run(whole, align(call.plan, bare, dims, len(call.batch)))
     return tuple(torch._add_batch_dim(o, 0, level) for o in outs)
 
 

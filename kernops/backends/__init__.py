@@ -23,6 +23,7 @@ Input = Tensor | float | None
 BACKENDS: dict[str, tuple[str, ...]] = {"cuda": ("cuda",), "cpu": ("cpu",), "tiled": ("cpu", "cuda", "mps", "xpu")}
 _FLOATS = (torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
+_NUMBERS = frozenset((float, int, type(None)))
 
 
 def choose(backend: str, device: torch.device, package: str = __name__) -> ModuleType:
@@ -68,7 +69,8 @@ def reduce(
     Args:
         plan: what to compute.
         tensors: value of variable number k at position k: i-variables (*B, m, D), j-variables (*B, n, D), parameters
-            (*B, D), of one dtype on one device, with any strides; scalars as Python floats. Batch shapes broadcast.
+            (*B, D), of one dtype on one device, with any strides, negated by torch's bit or not; scalars
+            as Python floats. Batch shapes broadcast.
         m, n: numbers of rows and columns.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
         batch: the broadcast batch shape, if the caller has checked the tensors against it already. If that is ``()``,
@@ -91,6 +93,10 @@ def reduce(
         first: Tensor = tensors[plan.tensors[0]]  # type: ignore[assignment]
     else:
         first, tensors = _only_used(plan, tensors)
+    for t in tensors:
+        if t.__class__ not in _NUMBERS and t.is_neg():  # type: ignore[union-attr]
+            tensors = [t.resolve_neg() if isinstance(t, Tensor) else t for t in tensors]
+            break
     dtype = first.dtype
     if m == 0 or n == 0 or 0 in batch:
         outs = _empty(plan, first, m, n, batch)

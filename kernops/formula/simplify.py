@@ -236,17 +236,26 @@ def weighed_terms(root: Node) -> Node:
     return _product([*others, _weighed(sums[0], cols[0])])
 
 
-def _holds_column(a: Node, depth: int = 8) -> bool:
-    """Whether a term of the sum ``a`` does not depend on the row."""
-    if a.op not in ("Add", "Sub") or not depth:
-        return a.kind in (P, J)
-    return any(_holds_column(t, depth - 1) for t in a.args)
+def _terms(a: Node, depth: int = 8) -> list[Node]:
+    """What ``a`` is the sum of, each perhaps with the other sign."""
+    if a.op not in ("Add", "Sub", "Neg") or a.kind != PAIR or not depth:
+        return [a]
+    return [term for t in a.args for term in _terms(t, depth - 1)]
+
+
+def _holds_column(a: Node) -> bool:
+    """Whether a term of the sum ``a`` does not depend on the row, and none is a number of the row.
+
+    x - y, as it is, has no error where x and y are close; the difference of b · x and b · y has that of two products.
+    """
+    kinds = {t.kind for t in _terms(a)}
+    return not kinds.isdisjoint((P, J)) and I not in kinds
 
 
 def _weighed(a: Node, b: Node, depth: int = 8) -> Node:
     """b · a, where what does not depend on the row takes b, if there is such a part."""
     if a.kind not in (P, J) and depth:
-        if a.op in ("Add", "Sub"):
+        if a.op in ("Add", "Sub") and _holds_column(a):
             return (add if a.op == "Add" else sub)(*(_weighed(t, b, depth - 1) for t in a.args))
         if a.op == "Neg":
             return neg(_weighed(a.args[0], b, depth - 1))

@@ -108,6 +108,8 @@ class Frame:
             return self._compact
 
     def replace(self, tensors: tuple[Any, ...] | None = None, **changes: Any) -> Frame:
+        if tensors is None and changes.get("batch"):
+            tensors = self.tensors
         if tensors is not None:
             changes.update(given=tensors, pairs=False)
         return Frame(**{name: changes.get(name, getattr(self, name)) for name in _FIELDS})
@@ -165,9 +167,10 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
         if backend is not None:
             raise ValueError(f"{op}: the operands ask for two back ends, {backend!r} and {b.backend!r}")
         backend = b.backend
-    given, cats, numbers = a.given, a.cats, []
+    pairs = (a.pairs or b.pairs) and not batch
+    given, cats, numbers = a.tensors if batch else a.given, a.cats, []
     own = len(given)
-    for t, c in zip(b.given, b.cats):
+    for t, c in zip(b.tensors if batch else b.given, b.cats):
         k = 0
         while k < own and not (given[k] is t and cats[k] == c):
             k += 1
@@ -175,7 +178,7 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
             k = len(given)
             given, cats = (*given, t), (*cats, c)
         numbers.append(k)
-    merged = Frame(given, cats, m, n, batch, space, backend, a.loose or b.loose, a.pairs or b.pairs)
+    merged = Frame(given, cats, m, n, batch, space, backend, a.loose or b.loose, pairs)
     return merged, tuple(numbers)
 
 

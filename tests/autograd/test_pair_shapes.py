@@ -162,6 +162,33 @@ def test_batched_data_beside_them() -> None:
     close(torch.autograd.grad(got.sin().sum(), x), torch.autograd.grad(want.sin().sum(), x))
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1, 1, 3), (1, 4, 1, 1, 3)])
+def test_batched_parameters_beside_them(shape: tuple[int, ...]) -> None:
+    """Two batch axes of which one has length 1 are not rows with an axis beside them."""
+    (x, p), y = leaves([torch.rand(M, 1, 3).double(), torch.rand(shape).double()]), torch.rand(1, N, 3).double()
+    got, want = (LazyTensor(x) * LazyTensor(p) * LazyTensor(y)).sum(-1).sum(axis=3), (x * p * y).sum(-1).sum(-1)
+    close(got[..., 0], want)
+    for first, second in zip(*(torch.autograd.grad(out.sin().sum(), (x, p)) for out in (got, want)), strict=True):
+        close(first, second)
+
+
+def test_batched_vectors_of_one_column_beside_them() -> None:
+    """(4, 1, E) are four batch elements of one column."""
+    (x, b) = leaves([torch.rand(M, 1, 3).double(), torch.rand(4, 1, 2).double()])
+    got, want = LazyTensor(x).sum(-1) @ b, x.sum(-1) @ b
+    close(got, want)
+    for first, second in zip(*(torch.autograd.grad(out.sin().sum(), (x, b)) for out in (got, want)), strict=True):
+        close(first, second)
+
+
+def test_only_frames_without_batch_axes_hold_them() -> None:
+    k = LazyTensor(torch.rand(M, 1, 3)) - LazyTensor(torch.rand(1, N, 3))
+    assert k.frame.pairs and not k.frame.replace(batch=(2,)).pairs
+    merged = (k * LazyTensor(torch.rand(2, 1, N, 3))).frame
+    assert not merged.pairs and [t.ndim for t in merged.given] == [2, 2, 3]
+    assert merged.given[0] is k.frame.tensors[0]
+
+
 def test_graphs_have_no_nodes_but_the_reduction() -> None:
     x, y, b = (torch.rand(*shape).requires_grad_() for shape in ((M, 1, 3), (1, N, 3), (N, 1)))
     out = (-((LazyTensor(x) - LazyTensor(y)) ** 2).sum(-1)).exp() @ b

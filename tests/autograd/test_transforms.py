@@ -190,6 +190,24 @@ def test_functional_jacobians_that_batch_gradients(backend):
     close(got, hessian(lambda t: dense(t).sum())(x))
 
 
+@pytest.mark.parametrize("reduction", ["Sum", "LogSumExp", "SumSoftMaxWeight", "KMin"])
+def test_derivatives_of_batched_gradients(reduction):
+    """Gradients of many cotangents at once can be differentiated, and so can those."""
+    case = Case(reduction, "gauss")
+
+    def outer(run):
+        values = [t.requires_grad_() for t in case.data(m=3, n=4)]
+        out = run(values)[0]
+        many = torch.rand(5, *out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        grads = torch.autograd.grad(out, values, many, is_grads_batched=True, create_graph=True)
+        inputs = (*values, many)
+        second = torch.autograd.grad([g.sin().sum() for g in grads], inputs, create_graph=True)
+        return *grads, *second, *torch.autograd.grad([g.square().sum() for g in second], inputs)
+
+    for got, want in zip(outer(case.ours), outer(case.dense), strict=True):
+        close(got, want)
+
+
 def test_gradients_in_a_transform_of_what_is_recorded_outside():
     """An outer backward pass through torch.func.grad."""
     case = Case("Sum", "gauss")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernops.autograd.derivatives import call_of
-from kernops.autograd.function import _forward_batched
+from kernops.autograd.function import _batched, _forward
 from tests.helpers.reductions import Case
 
 Tensor = torch.Tensor
@@ -96,7 +96,7 @@ def test_batched_cotangents_on_a_thread_of_autograd(levels):
         values[k - 1] = torch._add_batch_dim(plain[k - 1], 0, k)
     try:
         with ThreadPoolExecutor(1) as pool:
-            (got,) = pool.submit(_forward_batched, call, values).result()
+            (got,) = pool.submit(_batched, call, values, _forward).result()
         for k in range(levels, 0, -1):
             got = torch._remove_batch_dim(got, k, len(plain[k - 1]), 0)
     finally:

@@ -106,6 +106,18 @@ def test_results_are_detached_and_inputs_untouched() -> None:
     assert not out.requires_grad and torch.equal(x, before)
 
 
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_negatives_that_are_but_a_bit(k: int, backend: str) -> None:
+    """The imaginary part of a conjugate is a view of numbers of the other sign."""
+    arrays = [torch.randn(3, 2), torch.randn(4, 2), torch.randn(2)]
+    plain: list = [*arrays, 1.5]
+    view = torch.complex(arrays[k], -arrays[k]).conj().imag
+    assert view.is_neg()
+    got = reduce(PLAN, [*plain[:k], view, *plain[k + 1 :]], 3, 4, backend)
+    torch.testing.assert_close(got, reduce(PLAN, plain, 3, 4, backend), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_are_computed_in_single_precision(dtype: torch.dtype) -> None:
     plan = make_plan("Sum", var(CAT_J, 0, 1))

@@ -133,6 +133,38 @@ def test_sums_take_the_weight_of_their_column(node: Node, columns: int, shared: 
     torch.testing.assert_close(got, _dense(node, s, tensors).sum(1, keepdim=True), rtol=1e-13, atol=1e-13)
 
 
+X1, Y1 = var(CAT_I, 0, 1), var(CAT_J, 1, 1)
+NEAR = apply("Exp2", neg(apply("Square", sub(X1, Y1))))
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        sub(X1, Y1), neg(sub(Y1, X1)), mul(Y1, sub(X1, Y1)), sub(sub(X1, Y1), 0.25), add(1.0, mul(2.0, sub(X1, Y1))),
+        mul(apply("Sin", sub(X1, Y1)), sub(Y1, X1)),
+    ],
+)  # fmt: skip
+def test_differences_of_points_take_no_weight(difference: Node) -> None:
+    """x - y is exact for points that are close, wherever they are; b x - b y would not be."""
+    g = torch.Generator().manual_seed(0)
+    x, y = (1000 + torch.rand(k, 1, generator=g) for k in (9, 11))
+    b = torch.rand(11, 1, generator=g) + 0.5
+    node = mul(mul(difference, NEAR), B)
+    (got,) = reduce(make_plan("Sum", node, n_vars=4), [x, y, None, b], 9, 11)
+    values = {X1: x.double(), Y1: y.double().T, B: b.double().T}
+    terms = _value(node, values)
+    errors = (got.double() - terms.sum(1, keepdim=True)).abs() / terms.abs().sum(1, keepdim=True)
+    assert errors.max() < 3e-7
+
+
+def _value(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
+    if node.value is not None:
+        return torch.tensor(node.value, dtype=torch.float64)
+    if node in values:
+        return values[node]
+    return OPS[node.op].ref(torch, *(_value(a, values) for a in node.args))
+
+
 def _dense(node: Node, s: torch.Tensor, tensors: list) -> torch.Tensor:
     """The formula as written, for all pairs."""
     if node is D:
