@@ -11,8 +11,8 @@ from .graph import PAIR, I, J, Node, P, const, make, topological
 from .ops import OPS, add, apply, broadcast, concat, div, mul, neg, sub, total
 from .signs import sign_of
 
-#: Numbers up to this, and their inverses, may be left out of a square: by others it could overflow, or vanish, where
-#: the formula as written does not.
+#: Numbers up to this, and their inverses, may leave a root or its square, which others could make overflow, or vanish,
+#: where the formula as written does not.
 MODEST = 1000.0
 
 
@@ -69,14 +69,15 @@ def _root_of_multiple(a: Node) -> Node | None:
     return None
 
 
-def _square_of_known(a: Node) -> Node | None:
-    """The square of a root is there already, and that of a number is a number."""
+def _square_of_root(a: Node) -> Node | None:
+    """The square of a root, or of a multiple of one, is there already."""
     if a.op == "Sqrt" and sign_of(a.args[0]) > 0:
         return a.args[0]
     if a.kind == PAIR and a.op == "Mul":
         for c, s in (a.args, a.args[::-1]):
             if c.value is not None and 1 / MODEST <= abs(c.value) <= MODEST:
-                return mul(c.value * c.value, _square_of_known(s) or apply("Square", s))
+                square = _square_of_root(s)
+                return None if square is None else mul(c.value * c.value, square)
     return None
 
 
@@ -196,7 +197,7 @@ def _pair_and_other(a: Node) -> tuple[Node | None, Node | None]:
 _RULES: dict[str, Callable[..., Node | None]] = {
     "Sum": _sum_of_product,
     "Sqrt": _root_of_multiple,
-    "Square": _square_of_known,
+    "Square": _square_of_root,
     "Exp": _exp_to_exp2,
     "Add": _sum,
     "Sub": _difference_with_number,

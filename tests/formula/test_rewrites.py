@@ -100,6 +100,7 @@ DECAY = apply("Exp2", neg(R))
         (apply("Square", R), D), (apply("Square", mul(-3.0, R)), mul(9.0, D)),
         (apply("Square", apply("Sqrt", mul(S, D))), None),  # not a number where S is negative
         (apply("Square", mul(1e-30, D)), None), (apply("Square", mul(2.0, S)), None),
+        (apply("Square", mul(256.0, apply("Abs", sub(X, Y)))), None),  # whose own square may vanish
     ],
 )  # fmt: skip
 def test_numbers_in_roots_and_squares(node: Node, want: Node | None) -> None:
