@@ -2,10 +2,11 @@
 
 from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError
 from .base import LinearOperator
+from .blocks import BlockDiagonalOperator, KroneckerOperator
 from .kernel import KernelOperator
 from .rescaled import RescaledOperator
 from .solving import Preconditioner, Report, make_preconditioner
-from .structured import BlockDiagonalOperator, DenseOperator, DiagonalOperator, KroneckerOperator
+from .structured import DenseOperator, DiagonalOperator
 from .variance import Variances, posterior_variance
 
 __all__ = [

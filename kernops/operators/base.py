@@ -91,7 +91,7 @@ class LinearOperator(ABC):
 
     def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
         """The rows and columns of these numbers."""
-        from .structured import SelectedOperator
+        from .blocks import SelectedOperator
 
         return SelectedOperator(self, rows, columns)
 

@@ -205,7 +205,8 @@ class KernelOperator(LinearOperator):
         return out + torch.where(same, self.added[..., rows, None], 0.0)
 
     def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
-        from .structured import DiagonalOperator, SelectedOperator
+        from .blocks import SelectedOperator
+        from .structured import DiagonalOperator
 
         same = rows.shape == columns.shape and bool(torch.equal(rows, columns))
         lazy = _selected(self.lazy, rows, rows if same else columns)

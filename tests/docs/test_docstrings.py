@@ -15,9 +15,11 @@ MODULES = (
     "kernops.kernels.kernel",
     "kernops.kernels.sklearn",
     "kernops.operators.base",
+    "kernops.operators.blocks",
     "kernops.operators.kernel",
     "kernops.operators.solving",
     "kernops.operators.structured",
+    "kernops.operators.variance",
     "kernops.scipy",
 )
 

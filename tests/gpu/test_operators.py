@@ -29,7 +29,7 @@ def test_solutions_and_likelihoods(dtype, tol):
     (a, parameters, y), (b, others, z) = both(dtype)
     for kind in ("pivoted_cholesky", "nystrom"):
         solution, report = b.solve(z, tol=1e-5, preconditioner=kind, return_report=True)
-        assert solution.is_cuda and report.converged and 0 < report.rank <= 333
+        assert solution.is_cuda and report.converged and 0 < report.rank <= 500
         exact = a.solve(y, method="cholesky")
         assert (solution.detach().cpu() - exact).norm() < 1e-3 * exact.norm()
     fit, logdet = a.inv_quad_logdet(y, method="cholesky")

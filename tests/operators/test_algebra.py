@@ -20,7 +20,7 @@ from kernops.operators import (
     LinearOperator,
     RescaledOperator,
 )
-from kernops.operators.structured import SelectedOperator
+from kernops.operators.blocks import SelectedOperator
 from tests.helpers.backends import ON_CPU, need
 from tests.operators.cases import KERNELS, NOISE, OPERATORS, ROWS, XB, N, X, Y, dense, kernel, rand
 
