@@ -169,7 +169,7 @@ def posterior_variance(
         >>> x, new = torch.linspace(0, 1, 5)[:, None], torch.tensor([[0.5], [9.0]])
         >>> A = KernelOperator(RBF(0.3), x).add_diagonal(0.1)
         >>> posterior_variance(A, KernelOperator(RBF(0.3), new, x), torch.ones(2)).value
-        tensor([0.0674, 1.0000])
+        tensor([0.0666, 1.0000])
     """
     operator._need_symmetric("posterior_variance")
     check_floats("an operator", torch.empty(0, dtype=operator.dtype))
