@@ -40,42 +40,26 @@ def operate_all(op: str, args: tuple[LazyTensor, ...], params: tuple[Any, ...] =
 Method = Callable[[Any, Any], "LazyTensor"]
 
 
-def _operator(op: str, exchanged: str) -> Method:
-    """An operator; ``exchanged`` is the one that gives the same with the operands exchanged."""
+def _operator(op: str, exchanged: str, reflected: bool = False) -> Method:
+    """An operator, or a ``reflected`` one; ``exchanged`` is the one that gives the same with the operands exchanged."""
 
     def method(self: Any, other: Any) -> LazyTensor:
         kind = type(other)
         if kind is not type(self):
             if kind is int or kind is float:
-                node = with_number(op, self.formula, other, False)
+                node = with_number(op, self.formula, other, reflected)
                 if node is not None:
                     return self._new(node, self.frame)  # type: ignore[no-any-return]
             other = self._lift(other, op)
             if other.is_complex:
                 return getattr(other, exchanged)(self)
-        return operate(op, self, other)
-
-    return method
-
-
-def _reflected(op: str, exchanged: str) -> Method:
-    def method(self: Any, other: Any) -> LazyTensor:
-        kind = type(other)
-        if kind is not type(self):
-            if kind is int or kind is float:
-                node = with_number(op, self.formula, other, True)
-                if node is not None:
-                    return self._new(node, self.frame)  # type: ignore[no-any-return]
-            other = self._lift(other, op)
-            if other.is_complex:
-                return getattr(other, exchanged)(self)
-        return operate(op, other, self)
+        return operate(op, other, self) if reflected else operate(op, self, other)
 
     return method
 
 
 def _both(op: str, name: str, reflected: str = "") -> tuple[Method, Method]:
-    return _operator(op, f"__{reflected or 'r' + name}__"), _reflected(op, f"__{name}__")
+    return _operator(op, f"__{reflected or 'r' + name}__"), _operator(op, f"__{name}__", True)
 
 
 class Operators:
