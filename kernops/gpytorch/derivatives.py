@@ -151,8 +151,8 @@ class Matern52KernelGrad(_OfDerivatives, MaternKernel, gpytorch.kernels.Matern52
         ValueError: as for ``RBFKernelGrad``.
 
     Example:
-        >>> Matern52KernelGrad()(torch.zeros(1, 2)).to_dense().diagonal()  # (1, 5/3 ℓ⁻², 5/3 ℓ⁻²), ℓ = log 2
-        tensor([1.0000, 3.4690, 3.4690], grad_fn=<DiagonalBackward0>)
+        >>> Matern52KernelGrad()(torch.zeros(1, 2)).diagonal().detach()  # (1, 5/3 ℓ⁻², 5/3 ℓ⁻²), ℓ = log 2
+        tensor([1.0000, 3.4690, 3.4690])
     """
 
 
@@ -170,9 +170,9 @@ class PolynomialKernelGrad(_OfDerivatives, PolynomialKernel, gpytorch.kernels.Po
     Example:
         >>> kernel = PolynomialKernelGrad(power=2)
         >>> kernel.offset = 1.0
-        >>> kernel(torch.tensor([[1.0]]), torch.tensor([[2.0]])).to_dense()  # of (x y + 1)²
+        >>> kernel(torch.tensor([[1.0]]), torch.tensor([[2.0]])).to_dense().detach()  # of (x y + 1)²
         tensor([[ 9.,  6.],
-                [12., 10.]], grad_fn=<ReshapeAliasBackward0>)
+                [12., 10.]])
     """
 
 
