@@ -11,16 +11,19 @@ from scipy import linalg
 from sklearn.exceptions import ConvergenceWarning
 
 from ..operators import KernelOperator, LinearOperator, OutOfMemoryError, Preconditioner
-from ..operators.variance import Forms, quadratic_forms
+from ..operators.variance import COLUMNS, Forms, quadratic_forms
 from ..solvers.problems import ran_out_of_memory, size_of, wide
 from ._base import array
 
 Tensor = torch.Tensor
 
-#: Queries that are computed at once, where memory is not short.
-QUERIES = 128
 #: Variances are accurate to this many times ``tol``, of themselves; covariances, of the product of two deviations.
 ACCURACY = 10.0
+
+
+def at_once(operator: KernelOperator) -> int:
+    """Queries that are computed at once, where memory is not short."""
+    return COLUMNS.get(operator.device.type, COLUMNS["other"])
 
 
 def in_tiles(count: int, size: int, work: Callable[[slice], None], what: str, each: int) -> None:
@@ -154,7 +157,7 @@ def variance(own: KernelOperator, across: KernelOperator, inverse: Dense | Itera
         columns = across[rows, :].to_dense().mT
         out[rows] = array(wide(prior[rows]) - inverse.quadratic(columns, prior[rows]))
 
-    in_tiles(len(out), QUERIES, work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
+    in_tiles(len(out), at_once(own), work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
     return out
 
 
@@ -178,7 +181,7 @@ def covariance(own: KernelOperator, across: KernelOperator, inverse: Dense | Ite
         out[: rows.stop, rows] = array(block)
         out[rows, : rows.start] = out[: rows.start, rows].T
 
-    in_tiles(count, QUERIES, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
+    in_tiles(count, at_once(own), work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
     if diagonal is not None:
         out[np.diag_indices(count)] += array(diagonal)
     return (out + out.T) / 2

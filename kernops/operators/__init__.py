@@ -5,7 +5,8 @@ from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, KroneckerOperator
 from .kernel import KernelOperator
 from .rescaled import RescaledOperator
-from .solving import Preconditioner, Report, make_preconditioner
+from .solving import Report
+from .preconditioning import Preconditioner, make_preconditioner
 from .structured import DenseOperator, DiagonalOperator
 from .variance import Variances, posterior_variance
 

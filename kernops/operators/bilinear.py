@@ -18,6 +18,10 @@ from .kernel import WIDTHS, KernelOperator, _columns, _sum
 Tensor = torch.Tensor
 Grads = list[Tensor | None]
 
+#: Components of gradients that are computed together at most: each pass computes the products u_i·v_j of all pairs
+#: anew, which are most of its work. None of them is a product of matrices, that matrix units would do apart.
+FUSED = 16
+
 
 def bilinear_gradients(operator: KernelOperator, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
     """The gradient of Σ uᵀ K v, over the columns of u and v, by the data of the kernel; K v is not computed.
@@ -84,7 +88,7 @@ def _part(operator: KernelOperator, u: Tensor, v: Tensor, wanted: Collection[int
     plan = request("Sum", product.formula, None, 0, len(frame.tensors), False).plan
     m, n = operator.shape[-2:]
     backend = backend_for(frame.backend, frame.space.device)
-    return pull_back_sum(plan, frame.tensors, u, wanted, m, n, backend)[: len(operator.lazy.frame.tensors)]
+    return pull_back_sum(plan, frame.tensors, u, wanted, m, n, backend, FUSED)[: len(operator.lazy.frame.tensors)]
 
 
 def entries(operator: KernelOperator, rows: Tensor, columns: Tensor, batch: Sequence[Tensor]) -> Tensor:
