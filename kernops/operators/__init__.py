@@ -4,9 +4,9 @@ from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWar
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, KroneckerOperator
 from .kernel import KernelOperator
+from .preconditioning import Preconditioner, make_preconditioner
 from .rescaled import RescaledOperator
 from .solving import Report
-from .preconditioning import Preconditioner, make_preconditioner
 from .structured import DenseOperator, DiagonalOperator
 from .variance import Variances, posterior_variance
 

@@ -25,8 +25,8 @@ Tensor = torch.Tensor
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 #: Numbers that a dense matrix' derivative may need at once.
 DENSE_NUMBERS = 1 << 24
-#: Numbers of a dense matrix that are computed at once where they are copied into a table: enough to keep a GPU busy, and
-#: on a processor few beside the table.
+#: Numbers of a dense matrix that are computed at once where they are copied into a table: enough to keep a GPU busy,
+#: and on a processor few beside the table.
 ROWS_NUMBERS = {"cpu": 1 << 20, "other": 1 << 26}
 #: Columns of a dense matrix that a processor computes as one product with unit vectors: the kernels' lanes run over
 #: columns, so that a sum of one term wastes all but one of them, and more unit vectors are more zeros to add. On a GPU

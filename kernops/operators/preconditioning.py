@@ -120,8 +120,8 @@ def make_preconditioner(
             operations, which leaves one iteration or two; or ``"auto"``: pivoted Cholesky for fewer than 32
             right-hand sides, and otherwise what :func:`kernops.operators.choice.choose` expects to be the quickest of
             pivoted Cholesky of some rank and, within a share of the memory that is free, ``"cholesky"``.
-        rank: most columns of L; None for 100, or 1.5·10⁶/N, or up to 500 N/200 (on a processor N/50), if more.
-            There are fewer where nothing that matters is left of K: beside D, or beside rounding. With a rank
+        rank: most columns of L; None for 100, or 1.5·10⁶/N, or N/200 up to 2,000 (on a processor N/50 up to 500), if
+            more. There are fewer where nothing that matters is left of K: beside D, or beside rounding. With a rank
             ``"auto"`` is ``"pivoted_cholesky"``; ``"cholesky"`` has none.
         seed: of what is random.
         columns: how many right-hand sides it is for, all in all; what ``"auto"`` goes by.

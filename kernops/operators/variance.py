@@ -15,14 +15,22 @@ from .solving import Settings, System, factorize, is_dense, raise_for
 
 Tensor = torch.Tensor
 
-#: Columns that are solved for at once.
-COLUMNS = {"cpu": 128, "other": 512}
+#: Columns that are solved for at once; and with Cholesky's factor, whose triangular solutions of 1,000 columns take 1.5
+#: times those of 500 on a GPU.
+COLUMNS, COLUMNS_OF_FACTOR = {"cpu": 128, "other": 512}, {"cpu": 128, "other": 1024}
 #: What rounding makes of a quadratic form cᵀ x for A x = c, in units of the dtype's accuracy, of A's largest entry, and
 #: of |x|² + 2 |x| + cᵀ x: where entries of A and of c are rounded on their own, their errors add up as random ones do,
 #: to the Frobenius norm of x xᵀ and to the norm of x; where they are rounded alike, to a share of the form.
 ROUNDING = 2.0
 #: A share of a variance that rounding may spoil without being told: half of it in a standard deviation.
 ROUNDED = 1e-2
+
+
+def at_once(device: torch.device, preconditioner: Preconditioner | None) -> int:
+    """Columns that are solved for at once, where memory is not short."""
+    factor = preconditioner is not None and preconditioner.kind == "cholesky"
+    table = COLUMNS_OF_FACTOR if factor else COLUMNS
+    return table.get(device.type, table["other"])
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,7 @@ def posterior_variance(
         system.columns = max(1, m)
         made = system.preconditioner
     errors, iterations = [out.new_zeros(1)], 0
-    step = COLUMNS.get(operator.device.type, COLUMNS["other"])
+    step = at_once(operator.device, made)
     for start in range(0, m, step):
         rows = slice(start, min(start + step, m))
         columns = across[rows, :].to_dense().mT

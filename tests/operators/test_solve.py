@@ -315,6 +315,13 @@ def test_rank_follows_what_matters():
         assert report.rank == made.rank and report.iterations <= 6
 
 
+def test_a_few_vectors_less_where_that_spares_a_width():
+    """Of those in ``WIDTHS``, and never all of them."""
+    filling = likelihood_module._filling
+    assert [filling(x, 11) for x in (96, 85, 80, 56, 16, 0)] == [85, 85, 80, 53, 13, 0]
+    assert filling(664, 11) == 664 and filling(8, 120) == 8
+
+
 def test_batches_are_solved_each_on_their_own():
     x = XB.clone().requires_grad_()
     b = rand(2, N, 1, seed=4)
