@@ -163,7 +163,8 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             "operators.KernelOperator.solve operators.KernelOperator.inv_quad_logdet operators.KernelOperator.eigsh "
             "operators.KernelOperator.sqrt_matmul operators.KroneckerOperator operators.BlockDiagonalOperator",
             more=True),
-        Row("preconditioners: pivoted Cholesky, randomised Nyström", YES, "operators.make_preconditioner", more=True),
+        Row("preconditioners: pivoted Cholesky, randomised Nyström, Cholesky of the stored matrix", YES,
+            "operators.make_preconditioner", more=True),
         Row("Gaussian process regression with scikit-learn's kernels and interface, beyond a dense matrix", YES,
             "estimators.GaussianProcessRegressor", more=True),
         Row("Gaussian process classification by Laplace's approximation, with a matrix-free Newton method", YES,

@@ -18,9 +18,11 @@ from sklearn.utils.optimize import _check_optimize_result
 
 from ..kernels import from_sklearn
 from ..operators import LinearOperator, NumericalWarning, OutOfMemoryError, Preconditioner, Report
-from ..operators.solving import PRECONDITIONERS, RANK, SMALL
+from ..operators.choice import RANK
+from ..operators.preconditioning import PRECONDITIONERS
+from ..operators.solving import SMALL
 from ..solvers import memory_for
-from ..solvers.problems import without_warnings
+from ..solvers.problems import size_of, without_warnings
 from ._base import OneOf, Within, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped
 
@@ -55,7 +57,9 @@ def note_of(report: Report) -> str:
     if report.method == "cholesky":
         return "Cholesky" + (f" with {report.jitter:.1e} on the diagonal" if report.jitter else "")
     worst = 0.0 if report.residual is None or not report.residual.numel() else float(report.residual.max())
-    return f"{report.iterations} iterations at rank {report.rank} to a residual of {worst:.1e}"
+    stored = f"Cholesky's factor ({size_of(report.nbytes)})"
+    way = f"with {stored}" if report.preconditioner == "cholesky" else f"at rank {report.rank}"
+    return f"{report.iterations} iterations {way} to a residual of {worst:.1e}"
 
 
 def _slope(theta: np.ndarray, gradient: np.ndarray, bounds: np.ndarray) -> float:
@@ -288,9 +292,8 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         made = kept or self._preconditioner(operator)
         return {"method": "cg", "tol": float(self.tol), "max_iter": self.max_iter, "preconditioner": made}
 
-    def _preconditioner(self, operator: LinearOperator) -> Preconditioner | None:
+    def _preconditioner(self, operator: LinearOperator, columns: int = 1) -> Preconditioner | None:
+        """For so many right-hand sides, all in all."""
         if self.preconditioner is None:
             return None
-        kind = "pivoted_cholesky" if self.preconditioner == "auto" else self.preconditioner
-        with torch.no_grad():
-            return operator.preconditioner(kind, self.rank)
+        return operator.preconditioner(self.preconditioner, self.rank, columns=columns)

@@ -189,7 +189,7 @@ class _Binary(ClassifierMixin, GaussianProcess):
         else:
             fit, root = self._points(self.X_train_, self.W_sr_)
             matrix = RescaledOperator(KernelOperator(kernel, fit), root).add_diagonal(1.0)
-            inverse = Iterative(matrix, self._preconditioner(matrix), float(self.tol), self.max_iter, root)
+            inverse = Iterative(matrix, self._preconditioner(matrix, len(X)), float(self.tol), self.max_iter, root)
         squares = variance(KernelOperator(kernel, x), across, inverse)
         inverse.warn("GaussianProcessClassifier")
         return mean.astype(X.dtype), squares.astype(X.dtype)
@@ -235,7 +235,8 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
         tol: residual, relative to the gradient of the labels' likelihood, at which Newton's method by conjugate
             gradients stops, and that of other systems.
         max_iter: most iterations of conjugate gradients in one solution; None leaves it to the solver.
-        preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"`` or None.
+        preconditioner: ``"auto"``, ``"pivoted_cholesky"``, ``"nystrom"``, ``"cholesky"`` or None, as for
+            ``GaussianProcessRegressor``.
         rank: of the preconditioner; None for 100, or 1.5·10⁶/n_samples where that is more.
         n_probes: random vectors that a determinant is estimated from.
         verbose: 1 for a progress bar where tqdm is installed, and a line for each evaluation of the likelihood where it

@@ -11,14 +11,12 @@ from scipy import linalg
 from sklearn.exceptions import ConvergenceWarning
 
 from ..operators import KernelOperator, LinearOperator, OutOfMemoryError, Preconditioner
-from ..operators.variance import Forms, quadratic_forms
+from ..operators.variance import Forms, at_once, quadratic_forms
 from ..solvers.problems import ran_out_of_memory, size_of, wide
 from ._base import array
 
 Tensor = torch.Tensor
 
-#: Queries that are computed at once, where memory is not short.
-QUERIES = 128
 #: Variances are accurate to this many times ``tol``, of themselves; covariances, of the product of two deviations.
 ACCURACY = 10.0
 
@@ -56,6 +54,8 @@ Solutions = list[tuple[slice, Tensor]]
 
 class Dense:
     """S A⁻¹ S of a matrix A whose Cholesky factor is at hand, and a diagonal S."""
+
+    preconditioner = None
 
     def __init__(self, factor: np.ndarray, scale: np.ndarray | None = None) -> None:
         self.factor, self.scale = factor, scale
@@ -154,7 +154,8 @@ def variance(own: KernelOperator, across: KernelOperator, inverse: Dense | Itera
         columns = across[rows, :].to_dense().mT
         out[rows] = array(wide(prior[rows]) - inverse.quadratic(columns, prior[rows]))
 
-    in_tiles(len(out), QUERIES, work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
+    size = at_once(own.device, inverse.preconditioner)
+    in_tiles(len(out), size, work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
     return out
 
 
@@ -178,7 +179,8 @@ def covariance(own: KernelOperator, across: KernelOperator, inverse: Dense | Ite
         out[: rows.stop, rows] = array(block)
         out[rows, : rows.start] = out[: rows.start, rows].T
 
-    in_tiles(count, QUERIES, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
+    size = at_once(own.device, inverse.preconditioner)
+    in_tiles(count, size, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
     if diagonal is not None:
         out[np.diag_indices(count)] += array(diagonal)
     return (out + out.T) / 2

@@ -129,7 +129,14 @@ def _apply(call: Call, tensors: Sequence[Input]) -> Outs:
 
 
 def pull_back_sum(
-    plan: Plan, tensors: Sequence[Input], cotangent: Tensor, wanted: Collection[int], m: int, n: int, backend: str
+    plan: Plan,
+    tensors: Sequence[Input],
+    cotangent: Tensor,
+    wanted: Collection[int],
+    m: int,
+    n: int,
+    backend: str,
+    fused: int = 0,
 ) -> list[Tensor | None]:
     """The gradient of Σ cotangent · sum by the tensors with numbers ``wanted``; the sum itself is not computed.
 
@@ -137,6 +144,7 @@ def pull_back_sum(
         plan: a sum.
         tensors, m, n, backend: as for :func:`reduce`, in float32 or float64.
         cotangent: (*B, m, plan.dim).
+        fused: components of gradients that are computed together at most, if more than ``fused_width`` says.
 
     Returns:
         One gradient for each of ``tensors``: ``None`` for those not wanted, and where the sum does not depend on it.
@@ -144,7 +152,7 @@ def pull_back_sum(
     if plan.core != "Sum":
         raise ValueError(f"the gradient of {plan.core} needs its value")
     batch = torch.broadcast_shapes(backends.validate(plan, tensors, m, n), cotangent.shape[:-2])
-    call = call_of(plan, m, n, backend, tuple(batch), fused_width(cotangent.device))
+    call = call_of(plan, m, n, backend, tuple(batch), max(fused, fused_width(cotangent.device)))
     grads: list[Tensor | None] = [None] * (1 + len(tensors))
     needed = (False, *(k in wanted for k in range(len(tensors))))
     for step in call.find_gradients((needed, (True,), None)):

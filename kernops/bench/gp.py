@@ -141,7 +141,7 @@ def accuracy(problem: Problem, found: dict[str, Any], reference: dict[str, Any])
     Of the variance, which would hide an error where it is large, the error is of the standard deviation, at worst and
     relative to the deviation itself.
     """
-    out: dict[str, Any] = {k: v for k, v in found.items() if isinstance(v, (int, float))}
+    out: dict[str, Any] = {k: v for k, v in found.items() if isinstance(v, (int, float, str))}
     if "loss" in reference:
         out["loss_error"] = abs(found["loss"] - reference["loss"])
     if "mean" in reference:

@@ -98,7 +98,12 @@ def _likelihood(problem: Problem) -> Callable[[], Found]:
 
 
 def _report(report: Any) -> Found:
-    return {"iterations": report.iterations, "residual": float(report.residual.max()), "rank": report.rank}
+    return {
+        "iterations": report.iterations,
+        "residual": float(report.residual.max()),
+        "rank": report.rank,
+        "preconditioner": report.preconditioner,
+    }
 
 
 def _predict(problem: Problem) -> Callable[[], Found]:
@@ -111,7 +116,7 @@ def _predict(problem: Problem) -> Callable[[], Found]:
     @torch.no_grad()
     def call() -> Found:
         operator = _operator(problem, problem.length, 1.0, problem.noise)
-        made = operator.preconditioner(rank=config.rank or None)
+        made = operator.preconditioner("auto", config.rank or None, columns=config.queries)
         across = KernelOperator(RBF(problem.length), problem.queries, problem.x, backend=backend)
         settings = {"method": "cg", "preconditioner": made}
         weights, report = operator.solve(problem.y, tol=config.tol, return_report=True, **settings)
@@ -157,7 +162,7 @@ def _as_ours(config: GPConfig) -> Iterator[None]:
     """GPyTorch's settings brought to those of a configuration."""
     import gpytorch
 
-    from kernops.operators.solving import default_rank
+    from kernops.operators.choice import default_rank
 
     s = gpytorch.settings
     with contextlib.ExitStack() as stack:

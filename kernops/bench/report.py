@@ -107,6 +107,7 @@ GP_COLUMNS: dict[str, Callable[[Row], str]] = {
     "by": COLUMNS["by"],
     "time": COLUMNS["time"],
     "ratio": COLUMNS["ratio"],
+    "preconditioner": lambda row: row.get("preconditioner") or "–",
     "rank": _number("rank", "d"),
     "iterations": _number("iterations", "d"),
     "residual": _number("residual"),

@@ -5,8 +5,9 @@ from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, KroneckerOperator
 from .derivatives import DerivativesOperator
 from .kernel import KernelOperator
+from .preconditioning import Preconditioner, make_preconditioner
 from .rescaled import RescaledOperator
-from .solving import Preconditioner, Report, make_preconditioner
+from .solving import Report
 from .structured import DenseOperator, DiagonalOperator
 from .variance import Variances, posterior_variance
 

@@ -13,7 +13,7 @@ from ..backends.layout import broadcast
 from ..solvers.implicit import pull_back
 
 if TYPE_CHECKING:
-    from .solving import Preconditioner
+    from .preconditioning import Preconditioner
 
 Tensor = torch.Tensor
 
@@ -88,6 +88,13 @@ class LinearOperator(ABC):
     def _principal(self, index: Tensor) -> Tensor:
         """The elements (*B, S, S) at these rows and columns, of numbers (S,)."""
         return self._columns(index).index_select(-2, index)
+
+    def _dense_into(self, out: Tensor) -> None:
+        """Write the symmetric matrix into ``out`` (*B, N, N), of which nothing is differentiated.
+
+        Classes that need no second table for it say so.
+        """
+        out.copy_(self.to_dense())
 
     def _block(self, rows: Tensor, columns: Tensor) -> LinearOperator:
         """The rows and columns of these numbers."""
@@ -265,11 +272,13 @@ class LinearOperator(ABC):
         return rows, columns
 
     # --- linear algebra -------------------------------------------------------------------------------------------
-    def preconditioner(self, kind: str = "pivoted_cholesky", rank: int | None = None, seed: int = 0) -> Preconditioner:
+    def preconditioner(
+        self, kind: str = "pivoted_cholesky", rank: int | None = None, seed: int = 0, columns: int = 1
+    ) -> Preconditioner:
         """An approximate inverse, to be used for several calls: see :func:`kernops.operators.make_preconditioner`."""
-        from .solving import make_preconditioner
+        from .preconditioning import make_preconditioner
 
-        return make_preconditioner(self, kind, rank, seed)
+        return make_preconditioner(self, kind, rank, seed, columns)
 
     def solve(
         self,
@@ -291,8 +300,10 @@ class LinearOperator(ABC):
             b: right-hand sides (N,) or (..., N, E).
             tol: conjugate gradients end where |b - A x| <= tol |b|, for each right-hand side.
             max_iter: most iterations; None for 10 N, and no more than 10 000.
-            preconditioner: ``"auto"`` and ``"pivoted_cholesky"``, ``"nystrom"``, ``None``, or what
-                ``preconditioner()`` made before.
+            preconditioner: ``"pivoted_cholesky"``, ``"nystrom"``, ``"cholesky"``, ``None``, or what
+                ``preconditioner()`` made before; ``"auto"`` is pivoted Cholesky for fewer than 32 right-hand sides, and
+                the quickest kind for more: it may store the matrix, in a quarter of a GPU's free memory, or on a
+                processor in 128 MB.
             x0: where conjugate gradients start, of the shape of b; None for 0.
             method: ``"auto"``, ``"cholesky"`` or ``"cg"``.
             return_report: return ``(x, Report)``.

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Grads = list[Tensor | None]
 
+#: Components of gradients that are computed together at most: each pass computes the products u_i·v_j of all pairs
+#: anew, which are most of its work. None of them is a product of matrices, that matrix units would do apart.
+FUSED = 16
+
 
 def bilinear_gradients(operator: Matrix, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
     """The gradient of Σ uᵀ K v, over the columns of u and v, by the data of the kernel; K v is not computed.
@@ -86,7 +90,7 @@ def _part(operator: Matrix, u: Tensor, v: Tensor, wanted: Collection[int]) -> Gr
     assert frame.space is not None and frame.m is not None and frame.n is not None
     plan = request("Sum", product.formula, None, 0, len(frame.tensors), False).plan
     backend = backend_for(frame.backend, frame.space.device)
-    found = pull_back_sum(plan, frame.tensors, u, wanted, frame.m, frame.n, backend)
+    found = pull_back_sum(plan, frame.tensors, u, wanted, frame.m, frame.n, backend, FUSED)
     return found[: len(operator.lazy.frame.tensors)]
 
 

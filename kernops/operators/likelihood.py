@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ..solvers import first_steps, implicit_solve, log_quadrature
+from ..solvers import LowRankPlusDiagonal, first_steps, implicit_solve, log_quadrature
 from ..solvers.implicit import keep, kept, pull_back
 from ..solvers.preconditioners import signs
 from ..solvers.problems import check_floats, wide
 from .base import LinearOperator
+from .kernel import WIDTHS
 from .solving import Report, Settings, System, factorize, is_dense, right_hand_side
 
 Tensor = torch.Tensor
@@ -28,6 +29,8 @@ ACCURACY = 2e-4
 #: What more probes may cost: that share of the iterations that were done, where a product with so many columns costs
 #: twice what one does; and for few points, where it is little, as many probes as this divided by the points.
 SHARE, COLUMNS, SHORT_TIMES_POINTS = 1 / 3, 12, 2_000_000
+#: So much of the probes is enough where the rest would have all columns computed in a wider width.
+FILLED = 7 / 8
 #: Probes that are drawn at once, that are multiplied at once, and numbers of theirs that are stored at once.
 AT_ONCE, WIDEST, ROOM = 8, 128, 1 << 26
 
@@ -114,7 +117,7 @@ class Likelihood(System):
             every.append(log_quadrature(steps.alpha, steps.beta, steps.weight))
             xs.append(steps.x)
             ws.append(steps.z)
-        short, leads, w = (torch.cat(t, -1)[..., : m + x] for t in (every, xs, ws))
+        short, leads, w = (torch.cat(t, -1) for t in (every, xs, ws))
         few, share = short[..., :m], (m + x) / m
         if m > 1:
             own = few / (m + x) + (full - few) / m
@@ -123,15 +126,17 @@ class Likelihood(System):
         return short.mean(-1) + (full - few).mean(-1), s, w
 
     def _parts(self, z: Tensor, more: int) -> Iterator[Tensor]:
-        """z and ``more`` probes, or a few over, a part at a time; the first ones are the same for any number."""
+        """z and ``more`` probes, a part at a time; the first ones are the same for any number."""
+        left = z.shape[-1] + more
         batch, room = tuple(z.shape[:-2]), min(WIDEST, max(AT_ONCE, ROOM // max(1, z.numel() // z.shape[-1])))
         part = z
         for _ in range(0, more, AT_ONCE):
             if part.shape[-1] + AT_ONCE > room:
                 yield part
+                left -= part.shape[-1]
                 part = z[..., :0]
             part = torch.cat([part, self._drawn(AT_ONCE, batch)], -1)
-        yield part
+        yield part[..., :left]
 
     def _more(self, full: Tensor, short: Tensor) -> int:
         """How many probes of a few steps there are to be beside: as few as accuracy asks for, as many as are cheap.
@@ -149,7 +154,7 @@ class Likelihood(System):
         cheap = COLUMNS * (SHARE * solving / SHORT - 1)
         most = min(n, max(int(cheap), SHORT_TIMES_POINTS // n))
         wanted = min(most, int(min(float((short.std(-1).max() / target).square()), n)))
-        return max(least, wanted // AT_ONCE * AT_ONCE)
+        return max(least, _filling(wanted // AT_ONCE * AT_ONCE, self.solution.start.shape[-1]))
 
     @property
     def controlled(self) -> bool:
@@ -182,7 +187,7 @@ class Likelihood(System):
         if not self.controlled:
             return []
         made = self.preconditioner
-        assert made is not None and made.pivots is not None
+        assert made is not None and made.pivots is not None and isinstance(made.matrix, LowRankPlusDiagonal)
         f, mean = made.weights, 1 / w.shape[-1]
         along = f.mT @ w
         solved = made.solve(f)
@@ -190,6 +195,13 @@ class Likelihood(System):
         square = f.mT @ solved - mean * (along @ along.mT)
         rows = (2 * by_rows).index_add(-2, made.pivots, -square)
         return [h * rows, h[..., 0] * (made.matrix.inverse_diagonal() - mean * w.square().sum(-1))]
+
+
+def _filling(more: int, others: int) -> int:
+    """``more`` vectors, or a few less where that spares a product of the gradient's columns a wider width."""
+    total = more + others
+    fitting = max((w for w in WIDTHS if w <= total), default=0)
+    return fitting - others if total < WIDTHS[-1] and fitting > others and fitting >= FILLED * total else more
 
 
 class _InvQuadLogdet(torch.autograd.Function):

@@ -104,3 +104,9 @@ class RescaledOperator(_Composite):
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M, N)."""
         return (self.rows[..., None] * self.parts[0].to_dense() * self._right[..., None, :]).expand(self.shape)
+
+    def _dense_into(self, out: Tensor) -> None:
+        if self.parts[0].batch != self.batch:
+            return super()._dense_into(out)
+        self.parts[0]._dense_into(out)
+        out.mul_(self.rows[..., None]).mul_(self._right[..., None, :])

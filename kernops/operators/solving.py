@@ -1,11 +1,10 @@
-"""Linear systems of operators, what they are preconditioned with, and their derivatives."""
+"""Linear systems of operators, and their derivatives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,29 +12,21 @@ import torch
 from ..backends.layout import broadcast
 from ..solvers import (
     ConvergenceWarning,
-    LowRankPlusDiagonal,
     NotPositiveDefiniteError,
     NumericalWarning,
     Solution,
-    block_pivoted_cholesky,
     conjugate_gradients,
     implicit_solve,
     memory_for,
-    nystrom,
-    pivoted_cholesky,
 )
 from ..solvers.problems import check_floats, warn
 from .base import LinearOperator
+from .preconditioning import NOT_FINITE, PRECONDITIONERS, Preconditioner, make_preconditioner
 
 Tensor = torch.Tensor
 
 #: Up to this many rows a dense matrix is small, and Cholesky's decomposition both faster and more accurate.
 SMALL = 2000
-#: Rank of a preconditioner, where none is asked for: at least the first. More for few points, where it costs little and
-#: makes determinants more accurate: the second divided by their number. And more for many, whose products cost so much
-#: more than a preconditioner does, on a processor above all: one for so many points, up to the last.
-RANK, RANK_TIMES_POINTS, POINTS_OF_RANK, MOST_RANK = 100, 1_500_000, {"cpu": 50, "other": 200}, 500
-NOT_FINITE = "the operator has NaN or infinite entries; look at its inputs"
 METHODS = ("auto", "cholesky", "cg")
 
 
@@ -77,9 +68,12 @@ class Report:
         converged: whether all are within the tolerance.
         reason: in words, why not; else "".
         jitter: what was added to the diagonal.
-        rank: of the preconditioner, as far as it was needed; 0 for none.
+        rank: of the preconditioner, as far as it was needed; 0 for none, N for ``"cholesky"``.
         standard_error: of a log-determinant (*B,), from the spread of the probes; None where it is exact.
         n_short: probes of a few steps, beside those that were solved for.
+        preconditioner: its kind; empty for none, and by Cholesky.
+        nbytes: bytes that the preconditioner stores: of ``"cholesky"`` the whole table.
+        note: in words, why the preconditioner is not what was asked for, or expected to be the quickest; else "".
     """
 
     method: str
@@ -91,134 +85,9 @@ class Report:
     rank: int = 0
     standard_error: Tensor | None = None
     n_short: int = 0
-
-
-# --- preconditioners ----------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Preconditioner:
-    """An approximate inverse of an operator, made by :func:`make_preconditioner`.
-
-    Attributes:
-        kind: its name.
-        rank: how many columns its low-rank part has.
-        matrix: the matrix P whose inverse it is.
-        pivots: for pivoted Cholesky, the rows of the kernel in which P is exact, (*B, rank).
-        low: for pivoted Cholesky, L with P = L Lᵀ + D, (*B, N, rank).
-    """
-
-    kind: str
-    rank: int
-    matrix: LowRankPlusDiagonal
-    pivots: Tensor | None = None
-    low: Tensor | None = None
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """For pivoted Cholesky, F (*B, N, rank) with P = F (the rows of the pivots) + D."""
-        assert self.low is not None and self.pivots is not None
-        return _weights(self.low, self.pivots)
-
-    def solve(self, r: Tensor) -> Tensor:
-        """The product with vectors (*B, N, E)."""
-        return self.matrix.solve(r)
-
-
-Parts = tuple[Tensor, Tensor, "Tensor | None"]
-
-
-def _pivoted(
-    kernel: LinearOperator, diagonal: Tensor, rank: int, enough: float, generator: torch.Generator
-) -> Parts:  # fmt: skip
-    if kernel.batch:
-        low, pivots = pivoted_cholesky(kernel._row, diagonal, rank)
-    else:
-        steps = kernel._columns, kernel._principal
-        low, pivots = block_pivoted_cholesky(*steps, diagonal, rank, generator, enough)
-    left = (diagonal - low.square().sum(-1)).clamp(min=0.0).mean(-1)
-    return low, left, pivots
-
-
-def _nystrom(
-    kernel: LinearOperator, diagonal: Tensor, rank: int, enough: float, generator: torch.Generator
-) -> Parts:  # fmt: skip
-    return *nystrom(kernel._matmul, kernel.shape[:-1], rank, diagonal, generator), None
-
-
-#: Name -> (operator, its diagonal, rank, trace of what may be left, generator) -> (L, the level of what L Lᵀ lacks, the
-#: rows that it was made of).
-PRECONDITIONERS: dict[str, Callable[[LinearOperator, Tensor, int, float, torch.Generator], Parts]] = {
-    "pivoted_cholesky": _pivoted,
-    "nystrom": _nystrom,
-}
-#: What a decomposition may leave of the kernel, as a share of the least diagonal that is added: more columns would
-#: change neither iterations nor determinants.
-ENOUGH = 1e-3
-
-
-@torch.no_grad()
-def make_preconditioner(
-    operator: LinearOperator, kind: str = "pivoted_cholesky", rank: int | None = None, seed: int = 0
-) -> Preconditioner:
-    """The inverse of L Lᵀ + D, for an operator K + D with a diagonal D that was added: what conjugate gradients use.
-
-    Args:
-        operator: symmetric positive definite.
-        kind: ``"pivoted_cholesky"``, which evaluates ``rank`` columns of K, O(N rank) in all, with pivots that are
-            drawn many at a time (one by one for a batch); or ``"nystrom"``, one product of K with ``rank`` random
-            vectors.
-        rank: most columns of L; None for 100, or 1.5·10⁶/N, or up to 500 N/200 (on a processor N/50), if more.
-            There are fewer where nothing that matters is left of K: beside D, or beside rounding.
-        seed: of what is random.
-
-    Returns:
-        The preconditioner; nothing is differentiated through it.
-
-    Example:
-        >>> from kernops.kernels import RBF
-        >>> from kernops.operators import KernelOperator
-        >>> K = KernelOperator(RBF(0.2), torch.rand(500, 2)).add_diagonal(0.01)
-        >>> x = K.solve(torch.ones(500), method="cg", preconditioner=K.preconditioner(rank=30))
-    """
-    operator._need_symmetric("a preconditioner")
-    check_floats("a preconditioner's operator", torch.empty(0, dtype=operator.dtype))
-    if kind not in PRECONDITIONERS:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, PRECONDITIONERS))}; got {kind!r}")
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
-        raise ValueError(f"rank must be a whole number >= 1 or None; got {rank!r}")
-    kernel, diagonal = operator._split()
-    if kernel is None:
-        assert diagonal is not None
-        return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
-    n = operator.shape[-1]
-    rank = default_rank(n, operator.device) if rank is None else min(rank, n)
-    generator = torch.Generator(operator.device).manual_seed(seed)
-    own = kernel._diagonal()
-    enough = 0.0 if diagonal is None else ENOUGH * float(diagonal.min())
-    if not bool(torch.isfinite(own).all()):
-        raise ValueError(NOT_FINITE)
-    low, left, pivots = PRECONDITIONERS[kind](kernel, own, rank, enough, generator)
-    size = own.abs().mean(-1)
-    if not bool(torch.isfinite(low).all() & torch.isfinite(size).all()):
-        raise ValueError(NOT_FINITE)
-    floor = torch.where(size > 0, size, 1.0) * (10 * torch.finfo(operator.dtype).eps)
-    rest = torch.zeros_like(left) if kind == "pivoted_cholesky" and diagonal is not None else left
-    whole = rest[..., None] if diagonal is None else diagonal + rest[..., None]
-    matrix = LowRankPlusDiagonal(low, torch.maximum(whole, floor[..., None]))
-    return Preconditioner(kind, low.shape[-1], matrix, pivots, None if pivots is None else low)
-
-
-def default_rank(n: int, device: torch.device) -> int:
-    """The rank of a preconditioner for ``n`` rows, where none is asked for."""
-    each = POINTS_OF_RANK.get(device.type, POINTS_OF_RANK["other"])
-    return min(n, max(RANK, RANK_TIMES_POINTS // max(n, 1), min(n // each, MOST_RANK)))
-
-
-def _weights(low: Tensor, pivots: Tensor) -> Tensor:
-    """F = L R⁻¹, where R is the triangle of L in the rows ``pivots``: L Lᵀ = F (L Lᵀ)[pivots]."""
-    triangle = low.gather(-2, pivots[..., None].expand(*pivots.shape, low.shape[-1])).tril()
-    used = triangle.diagonal(dim1=-2, dim2=-1) > 0
-    triangle = triangle + torch.diag_embed((~used).to(low.dtype))
-    return torch.linalg.solve_triangular(triangle, low, upper=False, left=False)
+    preconditioner: str = ""
+    nbytes: int = 0
+    note: str = ""
 
 
 # --- systems ------------------------------------------------------------------------------------------------------
@@ -227,6 +96,8 @@ class System:
 
     def __init__(self, operator: LinearOperator, settings: Settings, x0: Tensor | None = None) -> None:
         self.operator, self.settings, self.x0 = operator, settings, x0
+        #: Right-hand sides that a preconditioner is for, all in all; one keeps the default.
+        self.columns = 1
         self.made: Preconditioner | None = None
         self.solution: Solution | None = None
 
@@ -240,7 +111,7 @@ class System:
         if kind is None or isinstance(kind, Preconditioner):
             return kind
         if self.made is None:
-            self.made = make_preconditioner(self.operator, "pivoted_cholesky" if kind == "auto" else kind)
+            self.made = make_preconditioner(self.operator, kind, columns=self.columns)
         return self.made
 
     def solve(self, values: Sequence[Any], b: Tensor, history: int = 0) -> Tensor:
@@ -248,25 +119,32 @@ class System:
         operator = self.operator.with_tensors(values)
         x0, self.x0 = self.x0, None  # derivatives start at 0
         settings, made = self.settings, self.preconditioner
+        limit, before = settings.max_iter, 0
+        if made is not None and made.kind == "cholesky" and x0 is None and not history and limit != 0:
+            # As accurate as its dtype: one iteration, of which the first residual tells all that the next would ask.
+            x0, before = made.solve(b), 1
         solution = conjugate_gradients(
             operator._matmul,
             b,
             tol=settings.tol,
-            max_iter=settings.max_iter,
+            max_iter=None if limit is None else limit - before,
             x0=x0,
             preconditioner=None if made is None else made.solve,
             warn=False,
             history=history,
         )
-        self.solution = solution
-        judge(solution, settings, made)
+        self.solution = replace(solution, iterations=before + solution.iterations)
+        judge(self.solution, settings, made)
         return solution.x
 
     def report(self) -> Report:
         s = self.solution
         assert s is not None
-        rank = 0 if self.preconditioner is None else self.preconditioner.rank
-        return Report("cg", s.iterations, s.residual, s.converged, s.reason, 0.0, rank)
+        report = Report("cg", s.iterations, s.residual, s.converged, s.reason)
+        made = self.preconditioner
+        if made is None:
+            return report
+        return replace(report, rank=made.rank, preconditioner=made.kind, nbytes=made.nbytes, note=made.note)
 
 
 def judge(solution: Solution, settings: Settings, preconditioner: Preconditioner | None) -> None:
@@ -320,6 +198,7 @@ def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Sett
         x = torch.cholesky_solve(b, factor.expand(*b.shape[:-2], *factor.shape[-2:]))
     else:
         system = System(operator, settings, x0)
+        system.columns = max(1, b.numel() // max(1, b.shape[-2]))
         x = implicit_solve(system.product, system.solve, b, operator.tensors, operator._bilinear)
         report = system.report()
     return (x[..., 0] if vector else x), report

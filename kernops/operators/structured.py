@@ -185,6 +185,13 @@ class SumOperator(_Composite):
         """The matrix as a tensor (*B, M, N)."""
         return _total(p.to_dense() for p in self.parts).expand(self.shape)
 
+    def _dense_into(self, out: Tensor) -> None:
+        kernel, diagonal = self._split()
+        if kernel is None or diagonal is None or (type(kernel) is SumOperator and len(kernel.parts) > 1):
+            return super()._dense_into(out)
+        (kernel.parts[0] if type(kernel) is SumOperator else kernel)._dense_into(out)
+        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+
 
 def _total(parts: Any) -> Tensor:
     out = None
@@ -258,6 +265,11 @@ class ScaledOperator(_Composite):
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M, N)."""
         return self._times(self.parts[0].to_dense(), 2)
+
+    def _dense_into(self, out: Tensor) -> None:
+        self.parts[0]._dense_into(out)
+        f = self.factor
+        out.mul_(f[..., None, None] if isinstance(f, Tensor) else f)
 
 
 class ProductOperator(_Composite):

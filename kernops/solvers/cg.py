@@ -25,6 +25,8 @@ NOT_FINITE = "the residual is not finite"
 LOSS = 0.5
 #: Least number of iterations between two computations of the true residual.
 RESTART = 20
+#: Columns that a product takes at once, about: those that have converged are left out as soon as so many are left over.
+TILE = {"cpu": 64, "other": 128}
 #: Products with the matrix that tell its norm, where a direction along which it is negative was met.
 POWERS = 3
 
@@ -42,7 +44,8 @@ class Solution:
         indefinite: whether a direction was met along which the matrix is negative beyond rounding.
         steps: (alpha, beta) of the first iterations, (k, *B, E) each in float64; alpha is 0 from where a column has
             converged on. They are the Lanczos matrix of A, see :func:`kernops.solvers.log_quadrature`.
-        start: the scalar products of the first residuals with their preconditioned selves, (*B, E).
+        start: the scalar products of the first residuals with their preconditioned selves, (*B, E); 0 where all are
+            small enough from the start.
         rest: the residuals b - A x, (*B, N, E).
     """
 
@@ -109,7 +112,8 @@ def conjugate_gradients(
                 state.why = "the callback asked for the end"
                 break
         # The recurrence drifts away from the truth: what counts, and where it goes on from, is the answer's residual.
-        residual = state.refresh() if measure is None or k >= RESTART else state.relative
+        drifted = k > 0 if measure is None else k >= RESTART
+        residual = state.refresh() if drifted else state.relative
         worst = float(residual.max()) if residual.numel() else 0.0
         if worst <= allowed or k >= limit or state.why:
             break
@@ -191,6 +195,8 @@ class _State:
         length = norm(b)
         scale = torch.where(length > 0, length, torch.ones_like(length))
         self.measure: Measure = measure or (lambda x, r, rz: norm(r) / scale)
+        #: Whether a preconditioned residual is needed to judge one, or its start to be told.
+        self.eager = measure is not None or history > 0
         self.why = ""
         self.indefinite = False
         self.x = torch.zeros_like(b) if x0 is None else x0.clone()
@@ -206,18 +212,26 @@ class _State:
 
     def start(self, r: Tensor) -> None:
         """Begin anew at x, whose residual is ``r``."""
-        self.r = r
-        self.z = self.preconditioner(r)
-        self.p = self.z
-        self.rz = dot(r, self.z)
+        self.r, self.rz = r, dot(r[..., :0, :], r[..., :0, :])
+        if self.eager:
+            self.aim()
         self.relative = self.measure(self.x, r, self.rz)
         self.going = self.relative > self.tol
         self.best = self.seen = self.relative.cpu()
         self.since_best = torch.zeros_like(self.seen, dtype=torch.int64)
         self.since_start = 0
+        #: Numbers of the columns that are multiplied still; None for all.
+        self.some: Tensor | None = None
         self.active = bool((self.seen > self.tol).any())  # columns that are not numbers stop, the others do not
+        if self.active and not self.eager:
+            self.aim()
         if not bool(torch.isfinite(self.seen).all()):
             self.why = self.why or NOT_FINITE
+
+    def aim(self) -> None:
+        """The first direction, which takes a product with the preconditioner."""
+        self.z = self.p = self.preconditioner(self.r)
+        self.rz = dot(self.r, self.z)
 
     def refresh(self) -> Tensor:
         """Replace the recurrence's residual by the true one; returns it relative to b."""
@@ -243,21 +257,35 @@ class _State:
             self.r = self.b - self.matvec(self.x)
         return torch.where(worse, self.first_relative, residual)
 
+    def applied(self, product: Operator, v: Tensor) -> Tensor:
+        """A product of the columns that are going still, and 0 for others, which nothing of it changes."""
+        if self.some is None:
+            return product(v)
+        out = torch.zeros_like(v)
+        return out.index_copy_(-1, self.some, product(v.index_select(-1, self.some)))
+
+    def narrow(self, going: Tensor) -> None:
+        """Leave columns out of products where that is a tile less."""
+        tile = TILE.get(self.r.device.type, TILE["other"])
+        width = self.r.shape[-1] if self.some is None else len(self.some)
+        if going.ndim == 1 and 0 < -(-int(going.sum()) // tile) < -(-width // tile):
+            self.some = going.nonzero()[:, 0].to(self.r.device)
+
     def step(self) -> None:
-        ap = self.matvec(self.p)
+        ap = self.applied(self.matvec, self.p)
         curvature = dot(self.p, ap)
         before, self.going = self.going, self.going & (curvature > 0)
         alpha = torch.where(self.going, self.rz / curvature, 0.0)
         self.x.addcmul_(_each(alpha, ap), self.p)
         self.r = torch.addcmul(self.r, _each(alpha, ap), ap, value=-1)
-        z, self.z = self.z, self.preconditioner(self.r)
+        z, self.z = self.z, self.applied(self.preconditioner, self.r)
         rz = dot(self.r, self.z)
         # Successive residuals are orthogonal, in the preconditioner's scalar product, until rounding takes over.
-        overlap = dot(self.r, z)
+        overlap = dot(self.r, z) if self.since_start + 1 >= RESTART else torch.zeros_like(rz)
         beta = torch.where(self.going & (self.rz > 0), rz / self.rz, 0.0)
         self.p = torch.addcmul(self.z, _each(beta, ap), direction := self.p)
         self.rz = rz
-        self.relative = self.measure(self.x, self.r, rz)
+        self.relative = torch.where(before, self.measure(self.x, self.r, rz), self.relative)
         facts = torch.stack([before.to(rz.dtype), curvature, rz, overlap, self.relative.to(rz.dtype)]).cpu()
         self.going = self.going & (self.relative > self.tol)
         self.count += 1
@@ -285,6 +313,7 @@ class _State:
             going = going & ~tired
             self.going = self.going & ~tired.to(self.going.device)
         self.active = bool(going.any())
+        self.narrow(going)
         lost = going & (overlap.abs() > LOSS * rz.abs())
         if self.since_start >= RESTART and bool(lost.any()):
             self.refresh()

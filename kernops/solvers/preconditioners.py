@@ -13,8 +13,9 @@ Tensor = torch.Tensor
 
 #: Rows that are in float64 at a time.
 ROWS = 1 << 16
-#: Pivots that are chosen at once: half of those that are missing, and at least so many.
-FEWEST_PIVOTS = 32
+#: Pivots that are chosen at once: half of those that are missing, and at least and at most so many. The host, which
+#: chooses them, takes a time that grows like their number to the third power.
+FEWEST_PIVOTS, MOST_PIVOTS = 32, 512
 #: Candidates for them: twice as many, and at least so many.
 FEWEST_CANDIDATES = 256
 
@@ -50,6 +51,11 @@ class LowRankPlusDiagonal:
         #: (*B, rank), of D^-½ P D^-½ beside ones.
         self.eigenvalues = 1 + torch.where(kept, squares * length.square(), 0.0)
         self.inverse = (1 / self.eigenvalues).to(dtype)[..., None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored."""
+        return self.basis.nbytes + self.root.nbytes + self.eigenvalues.nbytes + self.inverse.nbytes
 
     def solve(self, r: Tensor) -> Tensor:
         """P⁻¹ r for r (*B, N, E)."""
@@ -165,12 +171,13 @@ def block_pivoted_cholesky(
     pivots = torch.zeros(0, dtype=torch.int64, device=diagonal.device)
     floor = float(diagonal.abs().max()) * 100 * torch.finfo(diagonal.dtype).eps
     while (missing := rank - len(pivots)) > 0:
-        wanted = min(missing, max(FEWEST_PIVOTS, -(-missing // 2)))
+        wanted = min(missing, max(FEWEST_PIVOTS, min(MOST_PIVOTS, -(-missing // 2))))
         count = min(n, max(2 * wanted, FEWEST_CANDIDATES))
         waiting = torch.empty_like(left).exponential_(generator=generator)
         candidates = (left / waiting).topk(count).indices
-        known = low[candidates].cpu().double()
-        rest = principal(candidates).cpu().double() - known @ known.T
+        # On the device: torch's threads on the host were found to take 0.1 s for it, beside other libraries' threads.
+        known = wide(low[candidates])
+        rest = (wide(principal(candidates)) - known @ known.mT).cpu().double()
         order, triangle = _greedy(rest.numpy(), floor, wanted)
         chosen = candidates[torch.from_numpy(order).to(candidates.device)]
         fresh = columns(chosen) - low @ low[chosen].mT

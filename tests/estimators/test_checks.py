@@ -111,7 +111,7 @@ BAD: list[tuple[BaseEstimator, type[Exception], str]] = [
     (GaussianProcessRegressor(optimizer="adam"), ValueError, "optimizer .* 'fmin_l_bfgs_b'.*; got 'adam'"),
     (GaussianProcessRegressor(n_probes=0), ValueError, "n_probes .* an integer >= 1; got 0"),
     (GaussianProcessRegressor(dtype="float16"), ValueError, "dtype .* 'float32', 'float64'; got 'float16'"),
-    (GaussianProcessRegressor(preconditioner="jacobi"), ValueError, "preconditioner .* 'nystrom'; got 'jacobi'"),
+    (GaussianProcessRegressor(preconditioner="jacobi"), ValueError, "preconditioner .* 'cholesky'; got 'jacobi'"),
     (GaussianProcessRegressor(rank=0), ValueError, "rank .* an integer >= 1 or None; got 0"),
     (GaussianProcessRegressor(verbose=3), ValueError, "verbose .* one of 0, 1, 2, .*; got 3"),
     (GaussianProcessClassifier(max_iter_predict=0), ValueError, "max_iter_predict .* an integer >= 1; got 0"),

@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
 
 from kernops.estimators import GaussianProcessRegressor
-from kernops.operators import NotPositiveDefiniteError, NumericalWarning, solving
+from kernops.operators import NotPositiveDefiniteError, NumericalWarning, choice, preconditioning
 
 X, Y = load_diabetes(return_X_y=True)
 X, Y = X[:150, :4] * 10, Y[:150]
@@ -36,7 +36,7 @@ TOLERANCE = {"cholesky": 1e-6, "cg": 1e-4}
 @pytest.fixture(autouse=True)
 def no_preconditioner_of_full_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that conjugate gradients have something to do for 150 points."""
-    monkeypatch.setattr(solving, "RANK_TIMES_POINTS", 0)
+    monkeypatch.setattr(choice, "RANK_TIMES_POINTS", 0)
 
 
 def both(solver: str, kernel: Any, y: np.ndarray = Y, probes: int = 200, **options: Any) -> tuple[Any, Any]:
@@ -218,3 +218,26 @@ def test_restarts_begin_where_those_of_scikit_learn_do():
 def test_kernels_are_those_of_scikit_learn(kernel):
     with pytest.raises(TypeError, match=r"kernel must be a kernel of sklearn\.gaussian_process\.kernels"):
         GaussianProcessRegressor(kernel).fit([[0.0]], [0.0])
+
+
+def test_many_queries_take_the_quickest_preconditioner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name keeps it, and deviations are those of the exact matrix in each case."""
+    monkeypatch.setattr(preconditioning, "default_rank", lambda n, device: 10)
+    made: list[str] = []
+    of = preconditioning.make_preconditioner
+
+    def watched(*arguments: Any) -> Any:
+        found = of(*arguments)
+        made.append(found.kind)
+        return found
+
+    monkeypatch.setattr(preconditioning, "make_preconditioner", watched)
+    kernel, many = KERNELS["RBF"](), np.concatenate([NEW] * 3)
+    want = GaussianProcessRegressor(kernel, optimizer=None).fit(X, Y).predict(many, return_std=True)[1]
+    for name, kind in (("auto", "cholesky"), ("pivoted_cholesky", "pivoted_cholesky"), ("cholesky", "cholesky")):
+        model = GaussianProcessRegressor(kernel, optimizer=None, solver="cg", preconditioner=name, tol=1e-6)
+        model.fit(X, Y)
+        made.clear()
+        std = model.predict(many, return_std=True)[1]
+        assert made == [kind]
+        np.testing.assert_allclose(std, want, rtol=1e-5)

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
 
 from kernops.estimators import GaussianProcessRegressor
-from kernops.operators import solving
+from kernops.operators import preconditioning
 
 Problem = tuple[np.ndarray, np.ndarray, Any, int]
 
@@ -99,13 +99,13 @@ def test_deviations_that_are_not_accurate_are_told() -> None:
 
 def test_a_rank_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    made = solving.make_preconditioner
+    made = preconditioning.make_preconditioner
 
-    def watched(operator: Any, kind: str, rank: int | None = None, seed: int = 0) -> Any:
+    def watched(operator: Any, kind: str, rank: int | None, seed: int, columns: int) -> Any:
         seen.append(rank)
-        return made(operator, kind, rank, seed)
+        return made(operator, kind, rank, seed, columns)
 
-    monkeypatch.setattr(solving, "make_preconditioner", watched)
+    monkeypatch.setattr(preconditioning, "make_preconditioner", watched)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compared(diabetes, rank=17)[0].predict(np.zeros((1, 10)), return_std=True)

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
 
 from kernops.estimators import GaussianProcessClassifier
-from kernops.operators import NotPositiveDefiniteError, NumericalWarning, solving
+from kernops.operators import NotPositiveDefiniteError, NumericalWarning, choice
 
 X, Y = load_breast_cancer(return_X_y=True)
 X = ((X - X.mean(axis=0)) / X.std(axis=0))[:, :10]
@@ -38,7 +38,7 @@ ITERATIVE: dict[str, Any] = {"solver": "cg", "tol": 1e-7, "n_probes": 20, "rando
 @pytest.fixture(autouse=True)
 def no_preconditioner_of_full_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that conjugate gradients have something to do for 200 points."""
-    monkeypatch.setattr(solving, "RANK_TIMES_POINTS", 0)
+    monkeypatch.setattr(choice, "RANK_TIMES_POINTS", 0)
 
 
 def close(got: Any, want: Any, tol: float) -> None:

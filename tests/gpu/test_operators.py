@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernops import kernels
-from kernops.operators import KernelOperator, KroneckerOperator
+from kernops.operators import KernelOperator, KroneckerOperator, posterior_variance
 
 N = 3000  # above what is solved densely
 
@@ -54,3 +54,30 @@ def test_entries_samples_and_eigenpairs():
     ):  # fmt: skip
         assert got.is_cuda
         torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("d", "length"), [(3, 0.03), (32, 0.8)])
+def test_many_right_hand_sides_store_the_matrix(d, length):
+    """Where the rank of the default leaves too much; solutions and variances are those of the exact matrix."""
+    g = torch.Generator().manual_seed(1)
+    x, new = (torch.rand(n, d, generator=g, dtype=torch.float64).float() for n in (N, 200))
+    kernel, noise = kernels.RBF(length), 0.1
+    a = KernelOperator(kernel, x.cuda()).add_diagonal(noise)
+    exact = KernelOperator(kernel, x.double()).add_diagonal(noise).to_dense()
+    table = torch.empty(N, N, device="cuda")
+    a._dense_into(table)
+    torch.testing.assert_close(table.cpu().double(), exact, rtol=1e-5, atol=1e-6)
+    made = a.preconditioner("cholesky")
+    assert made.kind == "cholesky" and made.nbytes == 4 * N * N
+    np.testing.assert_allclose(made.matrix.logdet().item(), exact.logdet().item(), rtol=1e-4)
+    across = KernelOperator(kernel, new.cuda(), x.cuda())
+    columns = KernelOperator(kernel, new.double(), x.double()).to_dense().mT
+    want = torch.linalg.solve(exact, columns)
+    got, report = a.solve(across.to_dense().mT, method="cg", tol=1e-4, return_report=True)
+    assert report.preconditioner == "cholesky" and report.iterations <= 2 and report.nbytes == 4 * N * N
+    assert (got.cpu() - want).norm() < 1e-3 * want.norm()
+    found = posterior_variance(a, across, torch.ones(200, device="cuda"), accuracy=1e-3, method="cg")
+    spread = 1 - (columns * want).sum(0)
+    assert ((found.value.cpu() - spread).abs() / spread).max() < 2e-3 and found.iterations <= 2
+    plain = a.solve(across.to_dense().mT, method="cg", tol=1e-4, preconditioner="pivoted_cholesky")
+    assert (plain.cpu() - want).norm() < 1e-3 * want.norm()

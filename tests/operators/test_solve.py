@@ -19,7 +19,6 @@ from kernops.operators import (
     make_preconditioner,
 )
 from kernops.operators import likelihood as likelihood_module
-from kernops.operators.solving import default_rank
 from tests.operators.cases import OPERATORS, XB, N, X, Y, dense, kernel, rand
 from tests.operators.test_algebra import SQUARE, close
 
@@ -29,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "cg": {**CG, "preconditioner": None},
     "pivoted_cholesky": {**CG, "preconditioner": "pivoted_cholesky"},
     "nystrom": {**CG, "preconditioner": "nystrom"},
+    "cholesky of the stored matrix": {**CG, "preconditioner": "cholesky"},
 }
 
 
@@ -313,9 +313,13 @@ def test_rank_follows_what_matters():
         assert 3 <= made.rank <= most
         _, report = operator.solve(rand(300), method="cg", preconditioner=made, return_report=True)
         assert report.rank == made.rank and report.iterations <= 6
-    sizes = (10, 2000, 10_000, 20_000, 50_000, 10**6)
-    assert [default_rank(n, torch.device("cuda")) for n in sizes] == [10, 750, 150, 100, 250, 500]
-    assert [default_rank(n, torch.device("cpu")) for n in sizes] == [10, 750, 200, 400, 500, 500]
+
+
+def test_a_few_vectors_less_where_that_spares_a_width():
+    """Of those in ``WIDTHS``, and never all of them."""
+    filling = likelihood_module._filling
+    assert [filling(x, 11) for x in (96, 85, 80, 56, 16, 0)] == [85, 85, 80, 53, 13, 0]
+    assert filling(664, 11) == 664 and filling(8, 120) == 8
 
 
 def test_batches_are_solved_each_on_their_own():
@@ -398,7 +402,8 @@ BAD = {
     "tol": (lambda: kernel().solve(X, tol=-1), "tol must be >= 0"),
     "max_iter": (lambda: kernel().solve(X, max_iter=-1), "max_iter must be None or >= 0"),
     "preconditioner": (lambda: kernel().solve(X, preconditioner="jacobi"), "preconditioner must be 'auto'"),
-    "kind": (lambda: kernel().preconditioner("jacobi"), "kind must be one of"),
+    "kind": (lambda: kernel().preconditioner("jacobi"), "kind must be 'auto' or one of"),
+    "columns": (lambda: kernel().preconditioner(columns=0), "columns must be a whole number >= 1"),
     "rank": (lambda: kernel().preconditioner(rank=0), "rank must be a whole number >= 1"),
     "x0": (lambda: kernel().solve(X, x0=X[:3]), r"x0 must have shape \(12,\)"),
     "n_probes": (lambda: kernel().logdet(method="cg", n_probes=0), "n_probes must be a whole number >= 1"),

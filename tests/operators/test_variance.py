@@ -30,7 +30,9 @@ def problem(noise: float, dtype: torch.dtype = torch.float64, d: int = 2) -> tup
     return operator, across, torch.full((M,), 2.0, dtype=dtype), 2 - half.square().sum(0)
 
 
-@pytest.mark.parametrize("preconditioner", [("pivoted_cholesky", 8), ("pivoted_cholesky", 60), ("nystrom", 20), None])
+@pytest.mark.parametrize(
+    "preconditioner", [("pivoted_cholesky", 8), ("pivoted_cholesky", 60), ("nystrom", 20), ("cholesky",), None]
+)
 @pytest.mark.parametrize("accuracy", [1e-1, 1e-3, 1e-5])
 def test_variances_are_as_accurate_as_they_say(preconditioner, accuracy, monkeypatch):
     monkeypatch.setitem(COLUMNS, "cpu", 64)
@@ -38,7 +40,7 @@ def test_variances_are_as_accurate_as_they_say(preconditioner, accuracy, monkeyp
     made = preconditioner and operator.preconditioner(*preconditioner)
     found = posterior_variance(operator, across, prior, accuracy=accuracy, preconditioner=made, method="cg")
     error = (found.value - want) / want
-    assert error.abs().max() <= found.error <= accuracy and error.min() > -1e-9  # the error has a sign
+    assert error.abs().max() - 1e-9 <= found.error <= accuracy and error.min() > -1e-9  # the error has a sign
     assert found.iterations > 0 and found.value.shape == (M,)
 
 
@@ -58,14 +60,18 @@ def test_no_more_products_than_variances_need(monkeypatch):
     assert len(counted) == found.iterations <= 2
 
 
-@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6])
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_what_rounding_spoils_is_told(noise, d):
+ROUNDED = [(noise, d, "pivoted_cholesky") for noise in (1e-2, 1e-4, 1e-6) for d in (1, 2, 3)]
+ROUNDED += [(noise, 2, "cholesky") for noise in (1e-2, 1e-4)]
+
+
+@pytest.mark.parametrize(("noise", "d", "preconditioner"), ROUNDED)
+def test_what_rounding_spoils_is_told(noise, d, preconditioner):
     """In float32 with little noise no residual tells it: the entries of the matrix are rounded."""
     operator, across, prior, want = problem(noise, torch.float32, d)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = posterior_variance(operator, across, prior, accuracy=1e-2, method="cg")
+        found = posterior_variance(operator, across, prior, accuracy=1e-2, method="cg", preconditioner=preconditioner)
+    told = [w for w in told if issubclass(w.category, ConvergenceWarning)]  # not that a factor broke down
     error = float(((found.value.double() - want) / want).abs().max())
     assert error <= max(found.error, 1e-2) or min(error, found.error) > 1
     assert bool(told) == (found.error > 2e-2)

@@ -268,3 +268,28 @@ def test_first_steps_are_those_of_conjugate_gradients():
     done = first_steps(lambda v: 2 * v, b, None, 3)  # solved by the first step
     torch.testing.assert_close(done.x, b / 2)
     assert (done.alpha[1:] == 0).all() and done.x.isfinite().all()
+
+
+def test_columns_that_have_converged_are_multiplied_no_more(monkeypatch):
+    """Tile by tile; solutions and what is left of residuals are as without that."""
+    a = spd(60, 1e3)
+    vectors = torch.linalg.eigh(a)[1]
+    b = torch.cat([vectors[:, :7], torch.eye(60, dtype=torch.float64)[:, :5]], -1)  # one iteration, and many
+    widths: list[int] = []
+
+    def product(v):
+        widths.append(v.shape[-1])
+        return a @ v
+
+    found = {}
+    for tile in (100, 4):
+        monkeypatch.setitem(cg_module.TILE, "cpu", tile)
+        widths.clear()
+        found[tile] = conjugate_gradients(product, b, tol=1e-8, preconditioner=lambda r: 2 * r)
+        assert (min(widths) < 12) == (tile == 4)
+    assert found[4].iterations == found[100].iterations
+    torch.testing.assert_close(found[4].x, found[100].x, rtol=1e-5, atol=1e-6)
+    rest = b - a @ found[4].x
+    torch.testing.assert_close(found[4].rest, rest, rtol=1e-6, atol=1e-14)
+    torch.testing.assert_close(found[4].residual, rest.norm(dim=0) / b.norm(dim=0), rtol=1e-6, atol=1e-14)
+    assert found[4].converged and float(found[4].residual.max()) <= 1.1e-8
