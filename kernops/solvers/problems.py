@@ -112,3 +112,13 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 def norm(a: Tensor) -> Tensor:
     """Euclidean norms of columns, (*B, N, E) -> (*B, E)."""
     return torch.linalg.vector_norm(a, dim=-2)
+
+
+def magnitude(a: Tensor) -> Tensor:
+    """The power of two below the largest entry of each column, (*B, N, E) -> (*B, 1, E); 1 for zeros and NaN.
+
+    Columns divided by it have squares that neither overflow nor vanish, and lose no digit.
+    """
+    largest = a.abs().amax(-2, keepdim=True) if a.shape[-2] else a.new_ones(*a.shape[:-2], 1, a.shape[-1])
+    usable = (largest > 0) & torch.isfinite(largest)
+    return torch.where(usable, torch.where(usable, largest, 1.0).log2().floor().exp2(), 1.0)
