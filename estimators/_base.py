@@ -22,6 +22,7 @@ class OneOf(NamedTuple):
     functions: bool = False
 
     def holds(self, value: Any) -> bool:
+        value = value.item() if isinstance(value, np.generic) else value  # out of a grid of parameters
         known = value in self.values if isinstance(value, str) else any(value is v for v in self.values)
         return known or (self.functions and callable(value))
 
@@ -42,7 +43,7 @@ class Within(NamedTuple):
             return self.or_none
         if not isinstance(value, Real) or not isinstance(value, self.kind) or isinstance(value, bool):
             return False
-        return float(value) >= self.low if self.closed else float(value) > self.low
+        return np.isfinite(value) and bool(value >= self.low if self.closed else value > self.low)
 
     def __str__(self) -> str:
         what = "an integer" if self.kind is Integral else "a number"
@@ -62,6 +63,14 @@ def check_parameters(estimator: Any, rules: Mapping[str, Any]) -> None:
             wrong_type = isinstance(rule, Within) and not (isinstance(value, rule.kind) and not isinstance(value, bool))
             error = TypeError if wrong_type else ValueError
             raise error(f"{name} of {type(estimator).__name__} must be {rule}; got {value!r}")
+
+
+def numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
+    """A parameter that is a number or numbers, with at least one axis."""
+    try:
+        return np.atleast_1d(np.asarray(value, dtype=dtype))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number or an array of numbers; got {value!r}") from error
 
 
 def device_of(device: Any) -> torch.device:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
@@ -17,7 +18,7 @@ from ..kernels import from_sklearn
 from ..operators import KernelOperator, NotPositiveDefiniteError
 from ..operators.solving import factorize
 from ..solvers.problems import without_warnings
-from ._base import FLOATS, OneOf, Within, array, check_parameters
+from ._base import FLOATS, OneOf, Within, array, check_parameters, numbers
 from ._gaussian_process_base import Evaluation, GaussianProcess, error_of, note_of
 from ._posterior import Dense, Iterative, covariance, variance
 from ._progress import with_callbacks
@@ -33,8 +34,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
     gradient are estimated (``LinearOperator.inv_quad_logdet``).
 
     Args:
-        kernel: a kernel object of ``sklearn.gaussian_process.kernels``; None for ``1.0 * RBF(1.0)`` with both numbers
-            fixed.
+        kernel: a kernel object of ``sklearn.gaussian_process.kernels``; None for ``ConstantKernel() * RBF()``, whose
+            two numbers are optimized, as in scikit-learn 1.9.
         alpha: variance of the noise, added to the diagonal; a number or one for each sample.
         optimizer: ``"fmin_l_bfgs_b"``, a function ``optimizer(objective, theta, bounds)`` that returns the best theta
             and its value, or None to keep the kernel as it is.
@@ -153,9 +154,12 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         self._learn(starts, X, given)
         return self
 
+    def _default_kernel(self) -> Any:
+        return ConstantKernel() * RBF()
+
     def _noise(self, n: int) -> np.ndarray:
         """``alpha``, of shape (1,) or (n,)."""
-        alpha = np.atleast_1d(np.asarray(self.alpha, dtype=np.float64))
+        alpha = numbers("alpha", self.alpha, np.float64)
         if alpha.shape not in ((1,), (n,)):
             raise ValueError(f"alpha must be a number or one for each of {n} samples; got shape {alpha.shape}")
         if not ((alpha >= 0) & np.isfinite(alpha)).all():

@@ -112,10 +112,14 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         raise NotImplementedError
 
     # --- the kernel -----------------------------------------------------------------------------------------------
+    def _default_kernel(self) -> Any:
+        """That of ``kernel=None``, as scikit-learn's."""
+        return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+
     def _given_kernel(self) -> Any:
         """A copy of ``kernel``, checked."""
         if self.kernel is None:
-            return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+            return self._default_kernel()
         if not isinstance(self.kernel, Kernel):
             raise TypeError(
                 f"kernel must be a kernel of sklearn.gaussian_process.kernels, or None; got {self.kernel!r}"
@@ -177,7 +181,14 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             progress.end(text, lambda: vars(self))
 
     def _warn_of(self, kept: Evaluation) -> None:
-        """Warn of a likelihood whose systems were not solved."""
+        """Warn of a likelihood that is no number, or whose systems were not solved."""
+        if not np.isfinite(kept.value):
+            warnings.warn(
+                f"{getattr(self, '_title', type(self).__name__)}: the log marginal likelihood of the kernel is "
+                f"{kept.value}, and none that was tried has a finite one: targets or features of another scale help",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
         report = kept.report
         if report is None or report.converged:
             return
@@ -201,6 +212,10 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             progress.begin("likelihood")
             with without_warnings():  # what holds at the end of ``fit`` is said at its end
                 found = self._evaluate(theta, eval_gradient)
+            if not (np.isfinite(found.value) and np.isfinite(0.0 if found.gradient is None else found.gradient).all()):
+                # An optimizer that is told so goes elsewhere, or ends; one that is told of NaN goes there.
+                nothing = None if found.gradient is None else np.zeros_like(found.gradient)
+                found = found._replace(value=-np.inf, gradient=nothing)
             seen[np.asarray(theta, dtype=np.float64).tobytes()] = found
             if found.value > best[1].value:
                 best = np.array(theta), found

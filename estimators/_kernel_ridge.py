@@ -23,7 +23,7 @@ from ..formula.plan import make_plan
 from ..kernels import KERNEL_NAMES, Slots, complete, lookup
 from ..kernels.kernel import parameter
 from ..solvers import NumericalWarning, OutOfMemoryError, conjugate_gradients, memory_for
-from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, tensors
+from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, numbers, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
 #: Up to this many samples the table is small (32 MB) and Cholesky is both faster and more accurate than any iteration.
@@ -144,10 +144,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
 
     def _alphas(self, n_targets: int, dtype: np.dtype) -> np.ndarray:
         """One penalty, or one for each target."""
-        alpha = np.atleast_1d(np.asarray(self.alpha, dtype=dtype))
+        alpha = numbers("alpha", self.alpha, dtype)
         if alpha.shape not in ((1,), (n_targets,)):
             raise ValueError(f"alpha must be a number or one for each of {n_targets} targets; got shape {alpha.shape}")
-        if not (alpha >= 0).all():
+        if not ((alpha >= 0) & np.isfinite(alpha)).all():
             raise ValueError(f"alpha must be a number >= 0 or an array of such; got {self.alpha!r}")
         return alpha
 

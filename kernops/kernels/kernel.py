@@ -51,6 +51,8 @@ class Kernel:
         return NotImplemented if other is None else Sum(self, other)
 
     def __radd__(self, other: Any) -> Kernel:
+        if isinstance(other, Real) and other == 0:  # what ``sum`` begins with
+            return self
         other = _lift(other)
         return NotImplemented if other is None else Sum(other, self)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -183,14 +184,14 @@ def make_preconditioner(
     check_floats("a preconditioner's operator", torch.empty(0, dtype=operator.dtype))
     if kind not in PRECONDITIONERS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, PRECONDITIONERS))}; got {kind!r}")
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, Integral) or rank < 1):
         raise ValueError(f"rank must be a whole number >= 1 or None; got {rank!r}")
     kernel, diagonal = operator._split()
     if kernel is None:
         assert diagonal is not None
         return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
     n = operator.shape[-1]
-    rank = default_rank(n, operator.device) if rank is None else min(rank, n)
+    rank = default_rank(n, operator.device) if rank is None else min(int(rank), n)
     generator = torch.Generator(operator.device).manual_seed(seed)
     own = kernel._diagonal()
     enough = 0.0 if diagonal is None else ENOUGH * float(diagonal.min())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -105,11 +106,11 @@ def eigsh(
     operator._need_symmetric("eigsh")
     check_floats("an operator with eigenpairs", torch.empty(0, dtype=operator.dtype))
     n = operator.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= n:
         raise ValueError(f"k must be a whole number from 1 to N = {n}; got {k!r}")
     if tol is None:
         tol = 1e-8 if operator.dtype == torch.float64 else 1e-4
-    settings = _Pairs(operator if largest else -operator, k, tol, max_iter, seed)
+    settings = _Pairs(operator if largest else -operator, int(k), tol, max_iter, seed)
     values, vectors = _Eigsh.apply(settings, *settings.operator.tensors)
     return (values if largest else -values), vectors
 

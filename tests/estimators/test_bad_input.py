@@ -137,6 +137,34 @@ def test_lengths_of_kernel_ridge(solver: str, length: float) -> None:
         ridge(solver=solver, kernel="matern32", kernel_params={"length_scale": length}).fit(X, Y)
 
 
+@each
+@pytest.mark.parametrize("alpha", ["a", [[]], {}, np.inf, np.nan, None], ids=str)
+def test_noise_that_is_no_number(name: str, alpha: Any) -> None:
+    if name != "GaussianProcessClassifier":
+        make, y = KINDS[name]
+        with pytest.raises((TypeError, ValueError), match="alpha must be a number"):
+            make(alpha=alpha).fit(X, y)
+
+
+@each
+def test_tolerances_are_finite(name: str) -> None:
+    make, y = KINDS[name]
+    with pytest.raises(ValueError, match="tol of .* must be a number > 0; got inf"):
+        make(tol=np.inf).fit(X, y)
+
+
+@solvers
+def test_targets_whose_likelihood_is_no_number(solver: str) -> None:
+    """Squares of 1e300 are infinite: no optimizer is told of NaN and goes there, and predictions are what they are."""
+    kernel = gp.RBF() + gp.WhiteKernel(0.1)
+    want = Reference(kernel, optimizer=None).fit(X, Y).predict(X)
+    for optimizer in ("fmin_l_bfgs_b", None):
+        model = GaussianProcessRegressor(kernel, solver=solver, optimizer=optimizer, tol=1e-8)
+        with pytest.warns(ConvergenceWarning, match="log marginal likelihood of the kernel is (-inf|nan)"):
+            model.fit(X, 1e300 * Y)
+        np.testing.assert_allclose(model.predict(X) / 1e300, want, rtol=1e-5)
+
+
 # --- matrices that are singular, or worse -------------------------------------------------------------------------
 def test_equal_rows_without_noise() -> None:
     twice, y = np.concatenate([X, X[:9]]), np.concatenate([Y, Y[:9]])
@@ -150,6 +178,21 @@ def test_equal_rows_without_noise() -> None:
     np.testing.assert_allclose(iterative.predict(X), Y, atol=1e-3)
     with pytest.warns(ConvergenceWarning, match=r"stopped after .* at a relative residual of .*larger alpha"):
         regressor(alpha=0.0, solver="cg", rank=10).fit(twice, y + np.arange(69) / 9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_searches_through_singular_kernels_end(dtype: str) -> None:
+    """Equal rows, with targets that are equal or not, and no noise: nothing that is tried is told as NaN in the input."""
+    twice = np.concatenate([X[:20], X[:20]])
+    for more in (0.0, 1.0):
+        y = np.concatenate([Y[:20], Y[:20] + more])
+        kernel = gp.ConstantKernel() * gp.RBF()
+        model = GaussianProcessRegressor(kernel, alpha=0.0, solver="cg", dtype=dtype, random_state=0)
+        with pytest.warns(ConvergenceWarning, match="log marginal likelihood comes from systems"):
+            model.fit(twice, y)
+        assert np.isfinite(model.predict(X)).all()
+        if not more:
+            np.testing.assert_allclose(model.predict(X[:20]), Y[:20], atol=1e-2)
 
 
 @solvers
