@@ -73,6 +73,12 @@ def numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
         raise TypeError(f"{name} must be a number or an array of numbers; got {value!r}") from error
 
 
+def forget(estimator: Any, *names: str) -> None:
+    """Drop what an earlier ``fit`` found, so that one that fails leaves no mixture of both."""
+    for name in names:
+        vars(estimator).pop(name, None)
+
+
 def device_of(device: Any) -> torch.device:
     """The torch device that a ``device`` parameter names; "auto" is the GPU where there is one."""
     if device == "auto":

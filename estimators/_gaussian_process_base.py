@@ -89,6 +89,8 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
     defines ``_evaluate`` and ``_finish``.
     """
 
+    _dense: bool  # whether ``fit`` was by Cholesky's decomposition
+
     _rules: dict[str, Any] = {
         "optimizer": OneOf(("fmin_l_bfgs_b", None), functions=True),
         "n_restarts_optimizer": Within(0, kind=Integral),
@@ -106,6 +108,11 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
     def _evaluate(self, theta: np.ndarray, eval_gradient: bool) -> Evaluation:
         """The likelihood at logarithms of the kernel's parameters."""
         raise NotImplementedError
+
+    def _likelihood(self, theta: np.ndarray, eval_gradient: bool) -> Evaluation:
+        """``_evaluate``, whatever torch is told to do with gradients where ``fit`` is called."""
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._evaluate(theta, eval_gradient)
 
     def _finish(self) -> str:
         """What predictions need is computed for ``kernel_``; returns how, in words."""
@@ -138,7 +145,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
 
     def _learn(self, starts: list[np.ndarray], X: np.ndarray, y: np.ndarray) -> None:
         """The best kernel, its likelihood, and what predictions need; by iteration where memory is too small."""
-        self._iterate = False
+        self._dense = self.solver == "cholesky" or (self.solver == "auto" and len(self.X_train_) <= SMALL)
         with Progress(self, X, y) as progress:
             try:
                 with self._memory():
@@ -147,7 +154,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
                 if self.solver != "auto" or not self._dense:
                     raise
                 warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=4)
-            self._iterate = True
+            self._dense = False
             with self._memory():
                 self._search(starts, progress)
 
@@ -171,7 +178,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         else:
             progress.begin("likelihood")
             with without_warnings():
-                kept = self._evaluate(self.kernel_.theta, False)
+                kept = self._likelihood(self.kernel_.theta, False)
             self._told(progress, self.kernel_.theta, kept)
         self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = kept.value, kept.error
         progress.begin("solution")
@@ -211,7 +218,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             nonlocal best
             progress.begin("likelihood")
             with without_warnings():  # what holds at the end of ``fit`` is said at its end
-                found = self._evaluate(theta, eval_gradient)
+                found = self._likelihood(theta, eval_gradient)
             if not (np.isfinite(found.value) and np.isfinite(0.0 if found.gradient is None else found.gradient).all()):
                 # An optimizer that is told so goes elsewhere, or ends; one that is told of NaN goes there.
                 nothing = None if found.gradient is None else np.zeros_like(found.gradient)
@@ -281,15 +288,10 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         theta = np.asarray(theta, dtype=np.float64)
         if not clone_kernel:
             self.kernel_.theta = theta
-        found = self._evaluate(theta, eval_gradient)
+        found = self._likelihood(theta, eval_gradient)
         return (found.value, found.gradient) if eval_gradient else found.value
 
     # --- the system -----------------------------------------------------------------------------------------------
-    @property
-    def _dense(self) -> bool:
-        few = len(self.X_train_) <= SMALL and not getattr(self, "_iterate", False)
-        return self.solver == "cholesky" or (self.solver == "auto" and few)
-
     def _points(self, *arrays: np.ndarray) -> tuple[Tensor, ...]:
         """Arrays on the device, in the dtype that is computed in."""
         auto = np.float64 if self._dense else self.X_train_.dtype

@@ -23,7 +23,7 @@ from ..formula.plan import make_plan
 from ..kernels import KERNEL_NAMES, Slots, complete, lookup
 from ..kernels.kernel import parameter
 from ..solvers import NumericalWarning, OutOfMemoryError, conjugate_gradients, memory_for
-from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, numbers, tensors
+from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, forget, numbers, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
 #: Up to this many samples the table is small (32 MB) and Cholesky is both faster and more accurate than any iteration.
@@ -111,6 +111,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
         if sample_weight is not None:
             root = np.sqrt(_check_sample_weight(sample_weight, X, dtype=X.dtype))[:, None]
             targets = targets * root
+        forget(self, "dual_coef_")
         self.X_fit_ = X
         dense = self.solver == "cholesky" or (self.solver == "auto" and len(X) <= SMALL)
         with Progress(self, X, y, None if dense else self.max_iter) as progress:
@@ -136,7 +137,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
 
     def predict(self, X):
         """The regression at each sample, (n_queries,) or (n_queries, n_targets)."""
-        check_is_fitted(self)
+        check_is_fitted(self, "dual_coef_")
         X = validate_data(self, X, dtype=FLOATS, order="C", reset=False)
         x, fit, dual = tensors(self.device, X, self.X_fit_, self.dual_coef_.reshape(len(self.X_fit_), -1))
         values = array(self._product(x, fit)(dual)).astype(X.dtype, copy=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -278,3 +279,54 @@ def test_warnings_name_the_line_of_the_caller() -> None:
         with pytest.warns(UserWarning) as said:
             call()
         assert {w.filename for w in said} == {__file__}
+
+
+# --- what happens around fit --------------------------------------------------------------------------------------
+@each
+@solvers
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fit_where_torch_records_no_gradients(name: str, solver: str, mode: Any) -> None:
+    make, y = KINDS[name]
+    options = {} if name == "KernelRidge" else {"kernel": gp.RBF() + gp.WhiteKernel(0.1), "random_state": 0}
+    make = make if name == "KernelRidge" else type(make())
+    with mode():
+        model = make(solver=solver, **options).fit(X, y)
+        got = model.predict(X)
+        if options:
+            model.log_marginal_likelihood(model.kernel_.theta, eval_gradient=True)
+    assert np.array_equal(got, make(solver=solver, **options).fit(X, y).predict(X))
+    assert torch.is_grad_enabled()
+
+
+def test_parameters_that_change_after_fit() -> None:
+    """What was found stays, as with scikit-learn; a new fit leaves nothing of the old one."""
+    for solver, other in (("cholesky", "cg"), ("cg", "cholesky")):
+        model = regressor(alpha=0.1, solver=solver, tol=1e-8).fit(X, Y)
+        want = model.predict(X, return_std=True)
+        model.set_params(alpha=np.ones(3), solver=other)
+        np.testing.assert_allclose(model.predict(X, return_std=True), want, rtol=1e-6)
+        model.set_params(alpha=0.1).fit(X, Y)
+        assert hasattr(model, "L_") == (other == "cholesky")
+        np.testing.assert_allclose(model.predict(X, return_std=True), want, rtol=1e-6)
+
+
+@each
+def test_a_fit_that_fails_leaves_no_mixture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, y = KINDS[name]
+    model = make(alpha=0.1) if name != "GaussianProcessClassifier" else make()
+    model.fit(X, y)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for function in ("_system", "_laplace", "_solve"):
+            of = type(model.base_estimator_ if name == "GaussianProcessClassifier" else model)
+            if hasattr(of, function):
+                patch.setattr(of, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X + 1, y)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        model.predict(X)
+    want = make(alpha=0.1) if name != "GaussianProcessClassifier" else make()
+    assert np.array_equal(model.fit(X + 1, y).predict(X), want.fit(X + 1, y).predict(X))
