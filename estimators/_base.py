@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..kernels import KERNEL_NAMES, KERNELS
 from ..lazy.arrays import to_tensor
 
 #: dtypes that are computed as they come; anything else is converted to the first.
@@ -16,18 +17,20 @@ FLOATS = (np.float64, np.float32)
 
 
 class OneOf(NamedTuple):
-    """A parameter that is one of a few values, or a function if ``functions`` are allowed."""
+    """A parameter that is one of a few values, a function if ``functions`` are allowed, or of one of ``kinds``."""
 
     values: tuple[Any, ...]
     functions: bool = False
+    kinds: tuple[type, ...] = ()
 
     def holds(self, value: Any) -> bool:
         value = value.item() if isinstance(value, np.generic) else value  # out of a grid of parameters
         known = value in self.values if isinstance(value, str) else any(value is v for v in self.values)
-        return known or (self.functions and callable(value))
+        return known or (self.functions and callable(value)) or isinstance(value, self.kinds)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(map(repr, self.values)) + (" or a callable" if self.functions else "")
+        more = (["a callable"] if self.functions else []) + [f"a {kind.__name__}" for kind in self.kinds]
+        return " or ".join(["one of " + ", ".join(map(repr, self.values)), *more])
 
 
 class Within(NamedTuple):
@@ -43,7 +46,8 @@ class Within(NamedTuple):
             return self.or_none
         if not isinstance(value, Real) or not isinstance(value, self.kind) or isinstance(value, bool):
             return False
-        return np.isfinite(value) and bool(value >= self.low if self.closed else value > self.low)
+        number = float(value)
+        return np.isfinite(number) and (number >= self.low if self.closed else number > self.low)
 
     def __str__(self) -> str:
         what = "an integer" if self.kind is Integral else "a number"
@@ -71,6 +75,13 @@ def numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
         return np.atleast_1d(np.asarray(value, dtype=dtype))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a number or an array of numbers; got {value!r}") from error
+
+
+def check_features(X: np.ndarray, kernel: Any) -> None:
+    """Raise ``ValueError`` for features that are below what a kernel, if it is called by its name, is defined for."""
+    least = KERNELS[KERNEL_NAMES[kernel]].least if isinstance(kernel, str) else -np.inf
+    if (least > X).any():
+        raise ValueError(f"kernel {kernel!r} is of features >= {least:g}; X has {X.min():g}")
 
 
 def forget(estimator: Any, *names: str) -> None:

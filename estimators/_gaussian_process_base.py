@@ -13,7 +13,7 @@ import torch
 from scipy import optimize
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, PairwiseKernel
 from sklearn.utils.optimize import _check_optimize_result
 
 from ..kernels import from_sklearn
@@ -21,7 +21,7 @@ from ..operators import LinearOperator, NumericalWarning, OutOfMemoryError, Prec
 from ..operators.solving import PRECONDITIONERS, RANK, SMALL
 from ..solvers import memory_for
 from ..solvers.problems import without_warnings
-from ._base import OneOf, Within, tensors
+from ._base import OneOf, Within, check_features, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped
 
 Tensor = torch.Tensor
@@ -145,6 +145,9 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
 
     def _learn(self, starts: list[np.ndarray], X: np.ndarray, y: np.ndarray) -> None:
         """The best kernel, its likelihood, and what predictions need; by iteration where memory is too small."""
+        for part in (self.kernel_, *self.kernel_.get_params().values()):
+            if isinstance(part, PairwiseKernel):
+                check_features(self.X_train_, part.metric)
         self._dense = self.solver == "cholesky" or (self.solver == "auto" and len(self.X_train_) <= SMALL)
         with Progress(self, X, y) as progress:
             try:

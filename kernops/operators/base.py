@@ -469,9 +469,10 @@ def _index(key: Any, size: int, device: torch.device) -> int | slice | Tensor:
         array = array.astype(np.int64) if array.dtype.kind in "iu" else array
         key = torch.from_numpy(array) if array.dtype.kind in "bi" else None
     if isinstance(key, Integral) and not isinstance(key, bool):
-        if not -size <= key < size:
-            raise IndexError(f"an index is out of range for an axis of length {size}; got {key}")
-        return int(key) % size
+        one = int(key)
+        if not -size <= one < size:
+            raise IndexError(f"an index is out of range for an axis of length {size}; got {one}")
+        return one % size
     if not isinstance(key, Tensor) or key.ndim != 1 or key.is_floating_point():
         raise TypeError(f"an index is a number, a slice, or whole numbers or a mask (S,); got {given!r}")
     if key.dtype == torch.bool:

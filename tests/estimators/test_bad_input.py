@@ -131,6 +131,12 @@ def test_parameters_of_kernels(make: Any, kernel: Any, message: str) -> None:
         make(kernel).fit(X, y)
 
 
+@pytest.mark.parametrize("make", [regressor, classifier])
+def test_features_that_a_kernel_is_not_defined_for(make: Any) -> None:
+    with pytest.raises(ValueError, match="kernel 'chi2' is of features >= 0; X has -"):
+        make(gp.RBF() * gp.PairwiseKernel(metric="chi2")).fit(X, Y if make is regressor else LABELS)
+
+
 @solvers
 @pytest.mark.parametrize("length", [0.0, -1.0, np.nan])
 def test_lengths_of_kernel_ridge(solver: str, length: float) -> None:
@@ -183,7 +189,7 @@ def test_equal_rows_without_noise() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_searches_through_singular_kernels_end(dtype: str) -> None:
-    """Equal rows, with targets that are equal or not, and no noise: nothing that is tried is told as NaN in the input."""
+    """Equal rows, with targets that are equal or not, and no noise: nothing of that is NaN in the input."""
     twice = np.concatenate([X[:20], X[:20]])
     for more in (0.0, 1.0):
         y = np.concatenate([Y[:20], Y[:20] + more])

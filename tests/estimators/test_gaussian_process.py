@@ -168,7 +168,9 @@ def test_the_kernel_that_is_not_given() -> None:
 def test_parameters_out_of_a_grid_of_arrays() -> None:
     grid = {"normalize_y": np.array([True, False]), "solver": np.array(["cg"]), "rank": np.array([20, 30]),
             "alpha": np.array([0.5], dtype=np.float32), "n_probes": np.array([5])}  # fmt: skip
-    search = GridSearchCV(GaussianProcessRegressor(KERNELS["Matern"](), optimizer=None), grid, cv=2, error_score="raise")
+    search = GridSearchCV(
+        GaussianProcessRegressor(KERNELS["Matern"](), optimizer=None), grid, cv=2, error_score="raise"
+    )
     assert search.fit(X, Y).best_params_["normalize_y"]
 
 
