@@ -96,6 +96,9 @@ class Basic(Kernel):
         }
 
     def formula(self, x: LazyTensor, y: LazyTensor) -> LazyTensor:
+        if x.formula.dim != y.formula.dim:
+            features = f"{x.formula.dim} and {y.formula.dim}"
+            raise ValueError(f"{self.name} is of points of one number of features; got {features}")
         params = complete(self.row, self.params, x.formula.dim)
         names = [k for k in params if k not in self.row.static]
         static = {k: params[k] for k in self.row.static}

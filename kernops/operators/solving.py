@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from ..solvers import (
     nystrom,
     pivoted_cholesky,
 )
-from ..solvers.problems import check_floats, warn
+from ..solvers.problems import check_count, check_floats, check_number, warn
 from .base import LinearOperator
 
 Tensor = torch.Tensor
@@ -55,10 +54,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}")
-        if not self.tol >= 0:
-            raise ValueError(f"tol must be >= 0; got {self.tol}")
-        if self.max_iter is not None and self.max_iter < 0:
-            raise ValueError(f"max_iter must be None or >= 0; got {self.max_iter}")
+        check_number("tol", self.tol)
+        check_count("max_iter", self.max_iter, 0, or_none=True)
+        check_count("seed", self.seed)
         kind = self.preconditioner
         if not (kind is None or kind == "auto" or kind in PRECONDITIONERS or isinstance(kind, Preconditioner)):
             raise ValueError(
@@ -123,6 +121,11 @@ class Preconditioner:
         """The product with vectors (*B, N, E)."""
         return self.matrix.solve(r)
 
+    def fits(self, operator: LinearOperator) -> bool:
+        """Whether vectors of an operator can be multiplied."""
+        root = self.matrix.root
+        return (self.matrix.n, root.dtype, root.device) == (operator.shape[-1], operator.dtype, operator.device)
+
 
 Parts = tuple[Tensor, Tensor, "Tensor | None"]
 
@@ -184,12 +187,14 @@ def make_preconditioner(
     check_floats("a preconditioner's operator", torch.empty(0, dtype=operator.dtype))
     if kind not in PRECONDITIONERS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, PRECONDITIONERS))}; got {kind!r}")
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, Integral) or rank < 1):
-        raise ValueError(f"rank must be a whole number >= 1 or None; got {rank!r}")
+    check_count("rank", rank, 1, or_none=True)
+    check_count("seed", seed)
     kernel, diagonal = operator._split()
     if kernel is None:
         assert diagonal is not None
-        return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
+        floor = diagonal.abs().amax(-1, keepdim=True) * torch.finfo(operator.dtype).eps
+        usable = torch.maximum(diagonal, torch.where(floor > 0, floor, 1.0))  # conjugate gradients tell of what is not
+        return Preconditioner(kind, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), usable))
     n = operator.shape[-1]
     rank = default_rank(n, operator.device) if rank is None else min(int(rank), n)
     generator = torch.Generator(operator.device).manual_seed(seed)
@@ -230,6 +235,12 @@ class System:
         self.operator, self.settings, self.x0 = operator, settings, x0
         self.made: Preconditioner | None = None
         self.solution: Solution | None = None
+        kind = settings.preconditioner
+        if isinstance(kind, Preconditioner) and not kind.fits(operator):
+            raise ValueError(
+                f"preconditioner is of {kind.matrix.n} rows, {kind.matrix.root.dtype}, {kind.matrix.root.device}; the "
+                f"operator has {operator.shape[-1]}, {operator.dtype}, {operator.device}"
+            )
 
     def product(self, values: Sequence[Any], v: Tensor) -> Tensor:
         return self.operator.with_tensors(values)._matmul(v)
@@ -306,7 +317,8 @@ def right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:
 
 
 def is_dense(operator: LinearOperator, method: str) -> bool:
-    return method == "cholesky" or (method == "auto" and operator.shape[-1] <= SMALL)
+    few = SMALL if method == "auto" else 0
+    return method == "cholesky" or operator.shape[-1] <= few
 
 
 def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Settings) -> tuple[Tensor, Report]:
@@ -316,6 +328,8 @@ def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Sett
     if x0 is not None:
         start, _ = operator._vectors("x0", x0, operator.shape[-1])
         x0 = start.expand(b.shape)
+        if not bool(torch.isfinite(x0).all()):
+            raise ValueError("x0 has NaN or infinite entries")
     if is_dense(operator, settings.method):
         factor, report = factorize(operator)
         x = torch.cholesky_solve(b, factor.expand(*b.shape[:-2], *factor.shape[-2:]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .problems import ConvergenceWarning, check_floats, dot, magnitude, norm
+from .problems import ConvergenceWarning, check_count, check_floats, check_number, dot, magnitude, norm
 
 Tensor = torch.Tensor
 Operator = Callable[[Tensor], Tensor]
@@ -147,10 +147,8 @@ def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> No
             f"x0 must be as b is, {tuple(b.shape)} of {b.dtype} on {b.device}; "
             f"got {tuple(x0.shape)} of {x0.dtype} on {x0.device}"
         )
-    if not tol >= 0:
-        raise ValueError(f"tol must be >= 0; got {tol}")
-    if max_iter is not None and max_iter < 0:
-        raise ValueError(f"max_iter must be None or >= 0; got {max_iter}")
+    check_number("tol", tol)
+    check_count("max_iter", max_iter, 0, or_none=True)
 
 
 class _History:

@@ -35,7 +35,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tol: float = 1e-11) -> None:
 
 SQUARE = [name for name in OPERATORS if OPERATORS[name]()[0].symmetric]
 OTHERS = {"rectangular", "rectangular of a batch", "product", "Kronecker of a rectangle", "rows and columns",
-          "rows, then columns", "transposed", "rescaled rows"}  # fmt: skip
+          "rows, then columns", "transposed", "rescaled rows", "derivatives of a rectangle"}  # fmt: skip
 
 
 def test_symmetric_operators_are_known():
@@ -354,7 +354,8 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "whole numbers": (lambda: KernelOperator(kernels.RBF(), torch.ones(3, 2).long()), TypeError, "dtype float16"),
     "one axis": (lambda: KernelOperator(kernels.RBF(), X[:, 0]), ValueError, r"x must have shape \(..., N, D\)"),
     "dtypes": (lambda: KernelOperator(kernels.RBF(), X, Y.float()), ValueError, "float64 and float32"),
-    "features": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :2]), ValueError, "dimensions must be equal or 1"),
+    "features": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :2]), ValueError, "one number of features; got 3 and 2"),
+    "one feature": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :1]), ValueError, "of features; got 3 and 1"),
     "points twice": (lambda: KernelOperator(kernel().lazy, X), TypeError, "has its points and parameters already"),
     "kernel": (lambda: KernelOperator(3, X), TypeError, "kernel must be a kernel of kernops.kernels"),
     "vectors": (lambda: KernelOperator(Vi(X) - Vj(X)), ValueError, "one real number a pair"),
