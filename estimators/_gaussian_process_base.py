@@ -75,6 +75,18 @@ def _slope_of_noise(found: Evaluation) -> float:
     return max(30 * known, 1.0, 1e-3 * abs(found.value))
 
 
+def _best_of(found: Any, start: np.ndarray) -> tuple[np.ndarray, float]:
+    """What an optimizer of the user's returned, if it is a theta and its value."""
+    try:
+        theta, value = found
+        theta, value = np.asarray(theta, dtype=np.float64), float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"optimizer must return the best theta and its value; got {found!r}") from error
+    if theta.shape != start.shape or not np.isfinite(theta).all():
+        raise ValueError(f"optimizer must return a theta of {len(start)} finite numbers; got {theta}")
+    return theta, value
+
+
 def error_of(report: Report) -> float:
     """The standard error of half a log-determinant: 0 where it is exact, nan where one random vector has no spread."""
     if report.standard_error is None:
@@ -239,7 +251,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
 
         try:
             if callable(self.optimizer):
-                return evaluated(*self.optimizer(objective, start, bounds=bounds))
+                return evaluated(*_best_of(self.optimizer(objective, start, bounds=bounds), start))
             result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
         except Stopped:
             return best

@@ -287,6 +287,24 @@ def test_warnings_name_the_line_of_the_caller() -> None:
         assert {w.filename for w in said} == {__file__}
 
 
+@pytest.mark.parametrize("make", [GaussianProcessRegressor, GaussianProcessClassifier])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda theta: theta, "must return a theta of 2 finite numbers; got 0.0"),
+        (lambda theta: None, "must return the best theta and its value; got None"),
+        (lambda theta: (theta, "small"), "must return the best theta and its value; got"),
+        (lambda theta: (theta[:1], 0.0), r"must return a theta of 2 finite numbers; got \[0.\]"),
+        (lambda theta: (theta * np.nan, 0.0), r"must return a theta of 2 finite numbers; got \[nan nan\]"),
+    ],
+    ids=["no value", "nothing", "letters", "too few", "NaN"],
+)
+def test_optimizers_that_return_something_else(make: Any, returned: Any, message: str) -> None:
+    model = make(1.0 * gp.RBF(), optimizer=lambda objective, theta, bounds: returned(theta))
+    with pytest.raises((TypeError, ValueError), match=message):
+        model.fit(X, LABELS)
+
+
 # --- what happens around fit --------------------------------------------------------------------------------------
 @each
 @solvers
