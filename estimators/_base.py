@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..kernels import KERNEL_NAMES, KERNELS
 from ..lazy.arrays import to_tensor
 
 #: dtypes that are computed as they come; anything else is converted to the first.
@@ -16,17 +17,20 @@ FLOATS = (np.float64, np.float32)
 
 
 class OneOf(NamedTuple):
-    """A parameter that is one of a few values, or a function if ``functions`` are allowed."""
+    """A parameter that is one of a few values, a function if ``functions`` are allowed, or of one of ``kinds``."""
 
     values: tuple[Any, ...]
     functions: bool = False
+    kinds: tuple[type, ...] = ()
 
     def holds(self, value: Any) -> bool:
+        value = value.item() if isinstance(value, np.generic) else value  # out of a grid of parameters
         known = value in self.values if isinstance(value, str) else any(value is v for v in self.values)
-        return known or (self.functions and callable(value))
+        return known or (self.functions and callable(value)) or isinstance(value, self.kinds)
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(map(repr, self.values)) + (" or a callable" if self.functions else "")
+        more = (["a callable"] if self.functions else []) + [f"a {kind.__name__}" for kind in self.kinds]
+        return " or ".join(["one of " + ", ".join(map(repr, self.values)), *more])
 
 
 class Within(NamedTuple):
@@ -42,7 +46,8 @@ class Within(NamedTuple):
             return self.or_none
         if not isinstance(value, Real) or not isinstance(value, self.kind) or isinstance(value, bool):
             return False
-        return float(value) >= self.low if self.closed else float(value) > self.low
+        number = float(value)
+        return np.isfinite(number) and (number >= self.low if self.closed else number > self.low)
 
     def __str__(self) -> str:
         what = "an integer" if self.kind is Integral else "a number"
@@ -62,6 +67,27 @@ def check_parameters(estimator: Any, rules: Mapping[str, Any]) -> None:
             wrong_type = isinstance(rule, Within) and not (isinstance(value, rule.kind) and not isinstance(value, bool))
             error = TypeError if wrong_type else ValueError
             raise error(f"{name} of {type(estimator).__name__} must be {rule}; got {value!r}")
+
+
+def numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
+    """A parameter that is a number or numbers, with at least one axis."""
+    try:
+        return np.atleast_1d(np.asarray(value, dtype=dtype))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number or an array of numbers; got {value!r}") from error
+
+
+def check_features(X: np.ndarray, kernel: Any) -> None:
+    """Raise ``ValueError`` for features that are below what a kernel, if it is called by its name, is defined for."""
+    least = KERNELS[KERNEL_NAMES[kernel]].least if isinstance(kernel, str) else -np.inf
+    if (least > X).any():
+        raise ValueError(f"kernel {kernel!r} is of features >= {least:g}; X has {X.min():g}")
+
+
+def forget(estimator: Any, *names: str) -> None:
+    """Drop what an earlier ``fit`` found, so that one that fails leaves no mixture of both."""
+    for name in names:
+        vars(estimator).pop(name, None)
 
 
 def device_of(device: Any) -> torch.device:

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..kernels import from_sklearn
 from ..operators import KernelOperator, NotPositiveDefiniteError
 from ..operators.solving import factorize
 from ..solvers.problems import without_warnings
-from ._base import FLOATS, OneOf, Within, array, check_parameters
+from ._base import FLOATS, OneOf, Within, array, check_parameters, forget, numbers
 from ._gaussian_process_base import Evaluation, GaussianProcess, error_of, note_of
 from ._posterior import Dense, Iterative, covariance, variance
 from ._progress import with_callbacks
@@ -33,8 +34,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
     gradient are estimated (``LinearOperator.inv_quad_logdet``).
 
     Args:
-        kernel: a kernel object of ``sklearn.gaussian_process.kernels``; None for ``1.0 * RBF(1.0)`` with both numbers
-            fixed.
+        kernel: a kernel object of ``sklearn.gaussian_process.kernels``; None for ``ConstantKernel() * RBF()``, whose
+            two numbers are optimized, as in scikit-learn 1.9.
         alpha: variance of the noise, added to the diagonal; a number or one for each sample.
         optimizer: ``"fmin_l_bfgs_b"``, a function ``optimizer(objective, theta, bounds)`` that returns the best theta
             and its value, or None to keep the kernel as it is.
@@ -140,8 +141,8 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
             raise ValueError(
                 f"n_targets is {self.n_targets}, but y has {count} target(s): n_targets must be None or that"
             )
-        self.kernel_ = self._given_kernel()
-        self._noise(len(X))
+        forget(self, "alpha_", "L_")
+        self.kernel_, self._noise = self._given_kernel(), self._given_noise(len(X))
         given, y = y, y.astype(np.float64)
         self._y_mean, self._y_scale = np.zeros(y.shape[1:]), np.ones(y.shape[1:])
         if self.normalize_y:
@@ -156,9 +157,12 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         self._learn(starts, X, given)
         return self
 
-    def _noise(self, n: int) -> np.ndarray:
+    def _default_kernel(self) -> Any:
+        return ConstantKernel() * RBF()
+
+    def _given_noise(self, n: int) -> np.ndarray:
         """``alpha``, of shape (1,) or (n,)."""
-        alpha = np.atleast_1d(np.asarray(self.alpha, dtype=np.float64))
+        alpha = numbers("alpha", self.alpha, np.float64)
         if alpha.shape not in ((1,), (n,)):
             raise ValueError(f"alpha must be a number or one for each of {n} samples; got shape {alpha.shape}")
         if not ((alpha >= 0) & np.isfinite(alpha)).all():
@@ -191,7 +195,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
     def _system(self, theta: Tensor | None = None) -> tuple[KernelOperator, Tensor]:
         """The matrix with its noise, and the targets."""
         n = len(self.X_train_)
-        x, y, noise = self._points(self.X_train_, self.y_train_.reshape(n, -1), self._noise(n))
+        x, y, noise = self._points(self.X_train_, self.y_train_.reshape(n, -1), self._noise)
         kernel = from_sklearn(self.kernel_, None if theta is None else theta.to(x))
         return KernelOperator(kernel, x).add_diagonal(noise), y
 
@@ -230,6 +234,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
         X = validate_data(self, X, dtype=FLOATS, order="C", reset=False)
         if not hasattr(self, "X_train_"):
             return self._predict_prior(X, return_std, return_cov)
+        check_is_fitted(self, "alpha_")  # an attempt to fit it may have failed
         n = len(self.X_train_)
         x, fit, weights = self._points(X, self.X_train_, self.alpha_.reshape(n, -1))
         kernel = from_sklearn(self.kernel_)

@@ -13,7 +13,7 @@ import torch
 from scipy import optimize
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Kernel, PairwiseKernel
 from sklearn.utils.optimize import _check_optimize_result
 
 from ..kernels import from_sklearn
@@ -23,7 +23,7 @@ from ..operators.preconditioning import PRECONDITIONERS
 from ..operators.solving import SMALL
 from ..solvers import memory_for
 from ..solvers.problems import size_of, without_warnings
-from ._base import OneOf, Within, tensors
+from ._base import OneOf, Within, check_features, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped
 
 Tensor = torch.Tensor
@@ -79,6 +79,18 @@ def _slope_of_noise(found: Evaluation) -> float:
     return max(30 * known, 1.0, 1e-3 * abs(found.value))
 
 
+def _best_of(found: Any, start: np.ndarray) -> tuple[np.ndarray, float]:
+    """What an optimizer of the user's returned, if it is a theta and its value."""
+    try:
+        theta, value = found
+        theta, value = np.asarray(theta, dtype=np.float64), float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"optimizer must return the best theta and its value; got {found!r}") from error
+    if theta.shape != start.shape or not np.isfinite(theta).all():
+        raise ValueError(f"optimizer must return a theta of {len(start)} finite numbers; got {theta}")
+    return theta, value
+
+
 def error_of(report: Report) -> float:
     """The standard error of half a log-determinant: 0 where it is exact, nan where one random vector has no spread."""
     if report.standard_error is None:
@@ -92,6 +104,8 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
     A class that is derived from it has the parameters that ``_rules`` names, sets ``X_train_`` and ``kernel_``, and
     defines ``_evaluate`` and ``_finish``.
     """
+
+    _dense: bool  # whether ``fit`` was by Cholesky's decomposition
 
     _rules: dict[str, Any] = {
         "optimizer": OneOf(("fmin_l_bfgs_b", None), functions=True),
@@ -111,15 +125,24 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         """The likelihood at logarithms of the kernel's parameters."""
         raise NotImplementedError
 
+    def _likelihood(self, theta: np.ndarray, eval_gradient: bool) -> Evaluation:
+        """``_evaluate``, whatever torch is told to do with gradients where ``fit`` is called."""
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._evaluate(theta, eval_gradient)
+
     def _finish(self) -> str:
         """What predictions need is computed for ``kernel_``; returns how, in words."""
         raise NotImplementedError
 
     # --- the kernel -----------------------------------------------------------------------------------------------
+    def _default_kernel(self) -> Any:
+        """That of ``kernel=None``, as scikit-learn's."""
+        return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+
     def _given_kernel(self) -> Any:
         """A copy of ``kernel``, checked."""
         if self.kernel is None:
-            return ConstantKernel(1.0, constant_value_bounds="fixed") * RBF(1.0, length_scale_bounds="fixed")
+            return self._default_kernel()
         if not isinstance(self.kernel, Kernel):
             raise TypeError(
                 f"kernel must be a kernel of sklearn.gaussian_process.kernels, or None; got {self.kernel!r}"
@@ -138,7 +161,10 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
 
     def _learn(self, starts: list[np.ndarray], X: np.ndarray, y: np.ndarray) -> None:
         """The best kernel, its likelihood, and what predictions need; by iteration where memory is too small."""
-        self._iterate = False
+        for part in (self.kernel_, *self.kernel_.get_params().values()):
+            if isinstance(part, PairwiseKernel):
+                check_features(self.X_train_, part.metric)
+        self._dense = self.solver == "cholesky" or (self.solver == "auto" and len(self.X_train_) <= SMALL)
         with Progress(self, X, y) as progress:
             try:
                 with self._memory():
@@ -147,7 +173,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
                 if self.solver != "auto" or not self._dense:
                     raise
                 warnings.warn(f"{error}; they are used", NumericalWarning, stacklevel=4)
-            self._iterate = True
+            self._dense = False
             with self._memory():
                 self._search(starts, progress)
 
@@ -171,7 +197,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         else:
             progress.begin("likelihood")
             with without_warnings():
-                kept = self._evaluate(self.kernel_.theta, False)
+                kept = self._likelihood(self.kernel_.theta, False)
             self._told(progress, self.kernel_.theta, kept)
         self.log_marginal_likelihood_value_, self.log_marginal_likelihood_error_ = kept.value, kept.error
         progress.begin("solution")
@@ -181,7 +207,14 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             progress.end(text, lambda: vars(self))
 
     def _warn_of(self, kept: Evaluation) -> None:
-        """Warn of a likelihood whose systems were not solved."""
+        """Warn of a likelihood that is no number, or whose systems were not solved."""
+        if not np.isfinite(kept.value):
+            warnings.warn(
+                f"{getattr(self, '_title', type(self).__name__)}: the log marginal likelihood of the kernel is "
+                f"{kept.value}, and none that was tried has a finite one: targets or features of another scale help",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
         report = kept.report
         if report is None or report.converged:
             return
@@ -204,7 +237,11 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
             nonlocal best
             progress.begin("likelihood")
             with without_warnings():  # what holds at the end of ``fit`` is said at its end
-                found = self._evaluate(theta, eval_gradient)
+                found = self._likelihood(theta, eval_gradient)
+            if not (np.isfinite(found.value) and np.isfinite(0.0 if found.gradient is None else found.gradient).all()):
+                # An optimizer that is told so goes elsewhere, or ends; one that is told of NaN goes there.
+                nothing = None if found.gradient is None else np.zeros_like(found.gradient)
+                found = found._replace(value=-np.inf, gradient=nothing)
             seen[np.asarray(theta, dtype=np.float64).tobytes()] = found
             if found.value > best[1].value:
                 best = np.array(theta), found
@@ -218,7 +255,7 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
 
         try:
             if callable(self.optimizer):
-                return evaluated(*self.optimizer(objective, start, bounds=bounds))
+                return evaluated(*_best_of(self.optimizer(objective, start, bounds=bounds), start))
             result = optimize.minimize(objective, start, method="L-BFGS-B", jac=True, bounds=bounds)
         except Stopped:
             return best
@@ -270,15 +307,10 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         theta = np.asarray(theta, dtype=np.float64)
         if not clone_kernel:
             self.kernel_.theta = theta
-        found = self._evaluate(theta, eval_gradient)
+        found = self._likelihood(theta, eval_gradient)
         return (found.value, found.gradient) if eval_gradient else found.value
 
     # --- the system -----------------------------------------------------------------------------------------------
-    @property
-    def _dense(self) -> bool:
-        few = len(self.X_train_) <= SMALL and not getattr(self, "_iterate", False)
-        return self.solver == "cholesky" or (self.solver == "auto" and few)
-
     def _points(self, *arrays: np.ndarray) -> tuple[Tensor, ...]:
         """Arrays on the device, in the dtype that is computed in."""
         auto = np.float64 if self._dense else self.X_train_.dtype

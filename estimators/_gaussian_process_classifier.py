@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..kernels import from_sklearn
 from ..operators import KernelOperator, NotPositiveDefiniteError, RescaledOperator
 from ..solvers.problems import without_warnings
-from ._base import FLOATS, OneOf, Within, array, check_parameters
+from ._base import FLOATS, OneOf, Within, array, check_parameters, forget
 from ._gaussian_process_base import Evaluation, GaussianProcess, note_of
 from ._laplace import DenseLaplace, IterativeLaplace, Laplace, Mode, curvature
 from ._posterior import Dense, Iterative, variance
@@ -328,14 +328,13 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
             raise ValueError(
                 f"GaussianProcessClassifier needs samples of two classes or more; got 1 class: {self.classes_[0]}"
             )
-        binary = self._binary()
+        forget(self, "base_estimator_")
+        made: Any = self._binary()
         if self.n_classes_ > 2:
             X = np.copy(X) if self.copy_X_train else X  # once for all
             kind = OneVsRestClassifier if self.multi_class == "one_vs_rest" else OneVsOneClassifier
-            self.base_estimator_ = kind(binary.set_params(copy_X_train=False), n_jobs=self.n_jobs)
-        else:
-            self.base_estimator_ = binary
-        self.base_estimator_.fit(X, y)
+            made = kind(made.set_params(copy_X_train=False), n_jobs=self.n_jobs)
+        self.base_estimator_ = made.fit(X, y)
         each = self._estimators()
         self.log_marginal_likelihood_value_ = float(np.mean([e.log_marginal_likelihood_value_ for e in each]))
         self.n_iter_, self.residual_ = max(e.n_iter_ for e in each), max(e.residual_ for e in each)
@@ -359,7 +358,7 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
 
     def _queries(self, X: Any) -> np.ndarray:
         """Queries, checked; and what was changed of the parameters of predictions since ``fit``, such as the device."""
-        check_is_fitted(self)
+        check_is_fitted(self, "base_estimator_")
         own = {name: getattr(self, name) for name in ("device", "tol", "max_iter", "preconditioner", "rank")}
         for each in self._estimators():
             each.set_params(**own)
@@ -400,7 +399,7 @@ class GaussianProcessClassifier(ClassifierMixin, GaussianProcess):
         Returns:
             The value, or the value and its gradient.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "base_estimator_")
         if theta is None:
             if eval_gradient:
                 raise ValueError("a gradient needs a theta to be evaluated at; got theta=None")

@@ -20,10 +20,11 @@ from ..backends.tiled import evaluate
 from ..formula.graph import CAT_I, Node, topological
 from ..formula.ops import mul
 from ..formula.plan import make_plan
-from ..kernels import KERNEL_NAMES, Slots, complete, lookup
-from ..kernels.kernel import parameter
+from ..kernels import KERNEL_NAMES, Kernel, Slots, as_kernel, complete, lookup
+from ..kernels.kernel import check_length, parameter
+from ..kernels.sklearn import is_sklearn
 from ..solvers import NumericalWarning, OutOfMemoryError, conjugate_gradients, memory_for
-from ._base import FLOATS, OneOf, Within, array, check_parameters, device_of, tensors
+from ._base import FLOATS, OneOf, Within, array, check_features, check_parameters, device_of, forget, numbers, tensors
 from ._progress import VERBOSE, CallbackSupportMixin, Progress, Stopped, with_callbacks
 
 #: Up to this many samples the table is small (32 MB) and Cholesky is both faster and more accurate than any iteration.
@@ -35,10 +36,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
 
     Args:
         alpha: regularisation, a number or one for each target.
-        kernel: a name of ``kernops.kernels.KERNELS``, or a function of two LazyTensors
-            that returns one, as ``lambda x, y: (-((x - y) ** 2).sum(-1)).exp()``.
+        kernel: a name of ``kernops.kernels.KERNELS``; a function of two LazyTensors that returns one, as
+            ``lambda x, y: (-((x - y) ** 2).sum(-1)).exp()``; or a kernel object of ``kernops.kernels`` or of
+            ``sklearn.gaussian_process.kernels``, whose noise, if it has any, is left out as by scikit-learn.
         gamma, degree, coef0: parameters of the kernels that have them.
-        kernel_params: further parameters of the kernel, such as ``{"length_scale": 2.0}``.
+        kernel_params: further parameters of a name or a function, such as ``{"length_scale": 2.0}``.
         solver: ``"cg"``, ``"cholesky"`` (which stores the table of all pairs of training samples), or ``"auto"``:
             Cholesky up to 2,000 samples.
         tol: conjugate gradients stop where the residual is below ``tol`` times the right-hand side, for every target.
@@ -56,7 +58,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
     """
 
     _rules = {
-        "kernel": OneOf(tuple(sorted(KERNEL_NAMES)), functions=True),
+        "kernel": OneOf(tuple(sorted(KERNEL_NAMES)), functions=True, kinds=(Kernel,)),
         "gamma": Within(0, or_none=True),
         "degree": Within(0),
         "coef0": Within(-np.inf),
@@ -105,12 +107,17 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
         check_parameters(self, self._rules)
         device_of(self.device)
         X, y = validate_data(self, X, y, dtype=FLOATS, order="C", multi_output=True, y_numeric=True)
+        check_features(X, self.kernel)
         targets = y.astype(X.dtype, copy=False).reshape(len(X), -1)
         alpha = self._alphas(targets.shape[1], X.dtype)
         root = None
         if sample_weight is not None:
-            root = np.sqrt(_check_sample_weight(sample_weight, X, dtype=X.dtype))[:, None]
+            weight = _check_sample_weight(sample_weight, X, dtype=X.dtype)
+            if (weight < 0).any():
+                raise ValueError(f"sample_weight must be >= 0; got {weight.min():g}")
+            root = np.sqrt(weight)[:, None]
             targets = targets * root
+        forget(self, "dual_coef_")
         self.X_fit_ = X
         dense = self.solver == "cholesky" or (self.solver == "auto" and len(X) <= SMALL)
         with Progress(self, X, y, None if dense else self.max_iter) as progress:
@@ -136,24 +143,27 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
 
     def predict(self, X):
         """The regression at each sample, (n_queries,) or (n_queries, n_targets)."""
-        check_is_fitted(self)
+        check_is_fitted(self, "dual_coef_")
         X = validate_data(self, X, dtype=FLOATS, order="C", reset=False)
+        check_features(X, self.kernel)
         x, fit, dual = tensors(self.device, X, self.X_fit_, self.dual_coef_.reshape(len(self.X_fit_), -1))
         values = array(self._product(x, fit)(dual)).astype(X.dtype, copy=False)
         return values.reshape(len(X), *self.dual_coef_.shape[1:])
 
     def _alphas(self, n_targets: int, dtype: np.dtype) -> np.ndarray:
         """One penalty, or one for each target."""
-        alpha = np.atleast_1d(np.asarray(self.alpha, dtype=dtype))
+        alpha = numbers("alpha", self.alpha, dtype)
         if alpha.shape not in ((1,), (n_targets,)):
             raise ValueError(f"alpha must be a number or one for each of {n_targets} targets; got shape {alpha.shape}")
-        if not (alpha >= 0).all():
+        if not ((alpha >= 0) & np.isfinite(alpha)).all():
             raise ValueError(f"alpha must be a number >= 0 or an array of such; got {self.alpha!r}")
         return alpha
 
     def _formula(self, slots: Slots, x: torch.Tensor, y: torch.Tensor) -> Node:
         """The kernel of rows x and columns y."""
         given = dict(self.kernel_params or {})
+        if isinstance(self.kernel, Kernel) or is_sklearn(self.kernel):
+            return slots.of_function("kernel", as_kernel(self.kernel, **given).formula, x, y, {})
         if callable(self.kernel):
             return slots.of_function("kernel", self.kernel, x, y, given)
         row = lookup(self.kernel)
@@ -162,9 +172,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
                 given.setdefault(name, getattr(self, name))
         for name in set(row.params) - set(row.static) - set(row.free) - {"gamma"}:
             if given.get(name) is not None:
-                parameter(f"{name} of kernel {row.name!r}", given[name], positive=True)
+                what = f"kernel {row.name!r}"
+                check_length(name, what, row, parameter(f"{name} of {what}", given[name], True), x.shape[-1])
         params = complete(row, given, x.shape[-1])
-        return row.formula(slots.rows(x), slots.columns(y), **slots.parameters(params, x, row.static))
+        return row.of(slots.rows(x), slots.columns(y), **slots.parameters(params, x, row.static))
 
     def _product(self, x: torch.Tensor, y: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """The function v -> K(x, y) v."""
@@ -244,7 +255,8 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, CallbackSupportMixin, BaseEs
                     return torch.full((1,), value, dtype=x.dtype)
                 return pair_view(value[start : start + step] if cat == CAT_I else value, cat)  # type: ignore[arg-type]
 
-            return evaluate((formula,), leaf, x)[0].squeeze(-1)
+            rows = len(x[start : start + step])
+            return evaluate((formula,), leaf, x)[0].squeeze(-1).expand(rows, len(x))  # a constant has no axes
 
         return array(torch.cat([block(start) for start in range(0, len(x), step)]))
 

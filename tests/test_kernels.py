@@ -205,6 +205,7 @@ def test_algebra_and_text() -> None:
         "(Constant(constant_value=2.0) * RBF(length_scale=[1.0, 2.0, 0.5]) + White(noise_level=0.1)) ** 2 * "
         "(Cauchy(length_scale=1.0) + Constant(constant_value=0.5))"
     )
+    assert repr(((kernels.Cauchy() ** 2) ** 3).restrict([0])) == "((Cauchy(length_scale=1.0) ** 2) ** 3).restrict([0])"
     x = torch.as_tensor(X)
     part = (kernels.Cauchy() + 1.0 * kernels.Linear()).restrict([2, 0])
     np.testing.assert_allclose(matrix(part), matrix(kernels.Cauchy() + kernels.Linear(), X[:, [2, 0]]))
@@ -212,6 +213,9 @@ def test_algebra_and_text() -> None:
     scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     (g,) = torch.autograd.grad(KernelOperator(scale * kernels.RBF(), x, backend="tiled").trace(), scale)
     assert float(g) == pytest.approx(12)
+    chosen = torch.tensor([1, 2])
+    np.testing.assert_allclose(matrix(kernels.RBF().restrict(chosen.tolist())), matrix(kernels.RBF(), X[:, 1:]))
+    np.testing.assert_allclose(matrix(kernels.PiecewisePolynomial(q=2.0)), matrix(kernels.PiecewisePolynomial(q=2)))
     assert matrix(kernels.Constant(2.0) ** 3)[0, 1] == 8 and matrix(kernels.ExpSineSquared() * 2)[0, 0] == 2
 
 
@@ -230,6 +234,18 @@ def test_algebra_and_text() -> None:
         (lambda: kernels.RBF(1.0, length_scale=2.0), TypeError, "length_scale was given twice"),
         (lambda: matrix(kernels.RBF([1.0, 2.0])), ValueError, "one for each of 3 features; got 2"),
         (lambda: matrix(kernels.SpectralMixture([1.0, 2.0], [[0.1]], [[0.1]])), ValueError, "a row of 3 numbers"),
+        (lambda: matrix(kernels.Constant([1.0, 2.0, 3.0])), ValueError, "constant_value of kernel 'constant' must"),
+        (lambda: matrix(kernels.Periodic([1.0] * 3)), ValueError, "length_scale of kernel 'periodic' must be one"),
+        (lambda: matrix(kernels.White([1.0] * 3)), ValueError, "noise_level of White must be one number.*; got 3"),
+        (lambda: matrix(kernels.Matern(nu="a")), TypeError, "nu of kernel 'matern' must be a number; got 'a'"),
+        (lambda: matrix(kernels.Matern(nu=np.nan)), ValueError, "nu must be a number > 0; got nan"),
+        (lambda: matrix(kernels.Polynomial(degree=np.nan)), ValueError, "degree must be a number >= 0; got nan"),
+        (lambda: matrix(kernels.Polynomial(degree=-1)), ValueError, "degree must be a number >= 0; got -1"),
+        (lambda: kernels.RBF(torch.ones(3).long()), TypeError, "length_scale of RBF must be .*got one of torch.int64"),
+        (lambda: kernels.RBF() ** np.inf, ValueError, "exponent of a kernel must be a number > 0; got inf"),
+        (lambda: kernels.RBF().restrict(1), TypeError, "dims must be whole numbers of features, .*; got 1"),  # type: ignore[arg-type]
+        (lambda: kernels.RBF().restrict([0.5]), TypeError, r"dims must be whole numbers of features, .*; got \[0.5\]"),  # type: ignore[list-item]
+        (lambda: kernels.RBF().restrict([True, False]), TypeError, "dims must be whole numbers"),
         (lambda: kernels.RBF() ** 0, ValueError, "exponent of a kernel must be a number > 0; got 0"),
         (lambda: kernels.RBF() + "RBF", TypeError, "unsupported operand"),
         (lambda: kernels.RBF().restrict([]), ValueError, "at least one"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,8 @@ class Kernel:
         return NotImplemented if other is None else Sum(self, other)
 
     def __radd__(self, other: Any) -> Kernel:
+        if isinstance(other, Real) and other == 0:  # what ``sum`` begins with
+            return self
         other = _lift(other)
         return NotImplemented if other is None else Sum(other, self)
 
@@ -92,25 +96,20 @@ class Basic(Kernel):
         }
 
     def formula(self, x: LazyTensor, y: LazyTensor) -> LazyTensor:
+        if x.formula.dim != y.formula.dim:
+            features = f"{x.formula.dim} and {y.formula.dim}"
+            raise ValueError(f"{self.name} is of points of one number of features; got {features}")
         params = complete(self.row, self.params, x.formula.dim)
         names = [k for k in params if k not in self.row.static]
         static = {k: params[k] for k in self.row.static}
         for k in names:
-            self._check_length(k, params[k], x.formula.dim)
+            check_length(k, self.name, self.row, params[k], x.formula.dim)
 
         def build(x: Node, y: Node, *values: Node) -> Node:
-            return self.row.formula(x, y, **dict(zip(names, values)), **static)
+            return self.row.of(x, y, **dict(zip(names, values)), **static)
 
         given = [as_parameter(params[k], x, 2 if k in self.row.matrices else 1) for k in names]
         return combine(self.name, build, x, y, *given)
-
-    def _check_length(self, name: str, value: Any, dim: int) -> None:
-        """One number, or one for each feature."""
-        if name in self.row.matrices or name == "weights" or isinstance(value, float):
-            return
-        got = len(value) if isinstance(value, tuple) else value.shape[-1] if value.ndim else 1
-        if got not in (1, dim):
-            raise ValueError(f"{name} of {self.name} must be one number or one for each of {dim} features; got {got}")
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={_short(v)}' for k, v in self.params.items())})"
@@ -140,7 +139,12 @@ class White(Kernel):
         return as_parameter(0.0, x, 1)
 
     def own(self, x: LazyTensor, y: LazyTensor) -> LazyTensor | None:
-        return as_parameter(self.noise_level, x, 1)
+        out = as_parameter(self.noise_level, x, 1)
+        if out.formula.dim != 1:
+            raise ValueError(
+                f"noise_level of White must be one number (add_diagonal takes one a point); got {out.formula.dim}"
+            )
+        return out
 
     def __repr__(self) -> str:
         return f"White(noise_level={_short(self.noise_level)})"
@@ -164,7 +168,13 @@ class Restricted(Kernel):
     """A kernel of some of the features."""
 
     def __init__(self, kernel: Kernel, dims: Sequence[int]) -> None:
-        dims = [int(d) for d in dims]
+        given = dims
+        try:
+            if any(isinstance(d, bool) or getattr(d, "dtype", None) is torch.bool for d in dims):
+                raise TypeError
+            dims = [index(d) for d in dims]
+        except TypeError:
+            raise TypeError(f"dims must be whole numbers of features, such as [0, 2]; got {given!r}") from None
         if not dims or min(dims) < 0 or len(set(dims)) < len(dims):
             raise ValueError(f"dims must be different numbers >= 0 of features, at least one; got {dims}")
         self.kernel, self.dims = kernel, tuple(dims)
@@ -189,7 +199,7 @@ class Restricted(Kernel):
 
     def __repr__(self) -> str:
         inner = repr(self.kernel)
-        return f"{f'({inner})' if isinstance(self.kernel, _Composite) else inner}.restrict({list(self.dims)})"
+        return f"{f'({inner})' if isinstance(self.kernel, (_Composite, Power)) else inner}.restrict({list(self.dims)})"
 
 
 class _Composite(Kernel):
@@ -244,7 +254,7 @@ class Power(Kernel):
     """``kernel ** exponent``."""
 
     def __init__(self, kernel: Kernel, exponent: float) -> None:
-        if isinstance(exponent, bool) or not isinstance(exponent, Real) or not exponent > 0:
+        if isinstance(exponent, bool) or not isinstance(exponent, Real) or not 0 < exponent < math.inf:
             raise ValueError(f"the exponent of a kernel must be a number > 0; got {exponent!r}")
         self.kernel: Kernel = kernel
         self.exponent: float = int(exponent) if float(exponent).is_integer() else float(exponent)
@@ -261,7 +271,7 @@ class Power(Kernel):
 
     def __repr__(self) -> str:
         inner = repr(self.kernel)
-        return f"{f'({inner})' if isinstance(self.kernel, _Composite) else inner} ** {self.exponent}"
+        return f"{f'({inner})' if isinstance(self.kernel, (_Composite, Power)) else inner} ** {self.exponent}"
 
 
 # --- parameters ---------------------------------------------------------------------------------------------------
@@ -273,6 +283,8 @@ def parameter(name: str, value: Any, positive: bool) -> float | tuple | Tensor:
         ValueError: it is not finite, or is <= 0 and must not be.
     """
     if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be a tensor of floating-point numbers; got one of {value.dtype}")
         if value.is_cuda and torch.cuda.is_current_stream_capturing():
             return value
         good: Any = torch.isfinite(value).all() and (not positive or (value > 0).all())
@@ -286,6 +298,15 @@ def parameter(name: str, value: Any, positive: bool) -> float | tuple | Tensor:
     if not is_dynamo_compiling() and not bool(good):
         raise ValueError(f"{name} must be finite{' and > 0' if positive else ''}; got {_short(value)}")
     return kept
+
+
+def check_length(name: str, kernel: str, row: Row, value: Any, dim: int) -> None:
+    """Raise ``ValueError`` unless what :func:`parameter` returned is one number, or one for each feature."""
+    if name in row.matrices or name == "weights" or isinstance(value, float):
+        return
+    got = len(value) if isinstance(value, tuple) else value.shape[-1] if value.ndim else 1
+    if got not in (1, dim):
+        raise ValueError(f"{name} of {kernel} must be one number or one for each of {dim} features; got {got}")
 
 
 def _tuples(x: Any) -> Any:

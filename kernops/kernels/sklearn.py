@@ -100,5 +100,8 @@ def _parameters(kernel: Any, values: _Reader | None) -> dict[str, Any]:
 def _pairwise(kernel: Any, params: dict[str, Any]) -> Kernel:
     if callable(kernel.metric) or kernel.pairwise_kernels_kwargs:
         raise TypeError("PairwiseKernel with a function or pairwise_kernels_kwargs has no translation; use custom")
-    row = lookup(kernel.metric)
-    return Basic(row.name, row, {"gamma": params["gamma"]} if "gamma" in row.params else {})
+    row, gamma = lookup(kernel.metric), params["gamma"]
+    if "gamma" in row.params:
+        return Basic(row.name, row, {"gamma": gamma})
+    out = Basic(row.name, row, {})
+    return c.Constant(1 + 0 * gamma) * out if isinstance(gamma, Tensor) else out  # with a derivative of 0 by gamma

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from ..formula.graph import Node
@@ -40,6 +41,7 @@ class Row:
         static: parameters that shape the formula itself, so that each value is compiled on its own.
         free: parameters that may be 0 or negative; all others are lengths, variances and the like, and positive.
         matrices: parameters with a row for each component of a mixture.
+        least: what no feature may be below; estimators look at it.
     """
 
     name: str
@@ -50,6 +52,26 @@ class Row:
     static: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
+    least: float = -math.inf
+
+    def __reduce__(self) -> tuple:
+        return lookup, (self.name,)  # a row is one of the table, wherever its kernel is read
+
+    def of(self, x: Node, y: Node, **params: Any) -> Node:
+        """``formula``, with its parameters checked: one number a pair has to come out.
+
+        Raises:
+            TypeError: a parameter that shapes the formula is no number.
+            ValueError: there are numbers for each feature where one number is taken.
+        """
+        for name in self.static:
+            if isinstance(params[name], bool) or not isinstance(params[name], Real):
+                raise TypeError(f"{name} of kernel {self.name!r} must be a number; got {params[name]!r}")
+        out = self.formula(x, y, **params)
+        if out.dim != 1:
+            many = ", ".join(k for k, v in params.items() if isinstance(v, Node) and v.dim > 1)
+            raise ValueError(f"{many} of kernel {self.name!r} must be one number, not one for each feature")
+        return out
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
@@ -78,6 +100,8 @@ def _whole_power(a: Node, degree: float) -> Node:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _polynomial(x: Node, y: Node, gamma: Number, degree: float, coef0: Number) -> Node:
+    if not 0 <= degree < math.inf:
+        raise ValueError(f"degree must be a number >= 0; got {degree!r}")
     return _whole_power(add(mul(gamma, apply("Dot", x, y)), coef0), degree)
 
 
@@ -170,14 +194,14 @@ def wendland(x: Node, y: Node, length_scale: Number, q: int, features: int | Non
     if q not in (0, 1, 2, 3):
         raise ValueError(f"q must be 0, 1, 2 or 3; got {q!r}")
     r = apply("Sqrt", _scaled_sqdist(x, y, length_scale))
-    j = (x.dim if features is None else features) // 2 + q + 1
+    j = (x.dim if features is None else features) // 2 + int(q) + 1
     coefficients = {
         0: (1.0,),
         1: (j + 1, 1.0),
         2: ((j**2 + 4 * j + 3) / 3, j + 2, 1.0),
         3: ((j**3 + 9 * j**2 + 23 * j + 15) / 15, (2 * j**2 + 12 * j + 15) / 5, j + 3, 1.0),
     }[q]
-    return mul(power(apply("ReLU", sub(1.0, r)), j + q), polynomial(r, coefficients))
+    return mul(power(apply("ReLU", sub(1.0, r)), j + int(q)), polynomial(r, coefficients))
 
 
 def _spectral_mixture(x: Node, y: Node, weights: Number, means: Number, scales: Number) -> Node:
@@ -217,8 +241,8 @@ KERNELS: dict[str, Row] = {
         Row("cosine", lambda x, y: apply("Dot", unit(x), unit(y)), "cosine of the angle between x and y"),
         Row("rbf", _rbf, "exp(-gamma d²)", _GAMMA, ("gaussian",)),
         Row("laplacian", _laplacian, "exp(-gamma Σ|x - y|)", _GAMMA),
-        Row("chi2", _chi2, "exp(-gamma Σ(x - y)²/(x + y)), for features >= 0", {"gamma": 1.0}),
-        Row("additive_chi2", _additive_chi2, "-Σ(x - y)²/(x + y), for features >= 0"),
+        Row("chi2", _chi2, "exp(-gamma Σ(x - y)²/(x + y)), for features >= 0", {"gamma": 1.0}, least=0.0),
+        Row("additive_chi2", _additive_chi2, "-Σ(x - y)²/(x + y), for features >= 0", least=0.0),
         Row("matern12", lambda x, y, length_scale: _matern(x, y, length_scale, 0.5), "exp(-d/length_scale)", _SCALE,
             ("exponential",)),
         Row("matern32", lambda x, y, length_scale: _matern(x, y, length_scale, 1.5),
@@ -281,4 +305,4 @@ def kernel(name: str, x: Node, y: Node, **params: Number | None) -> Node:
         TypeError: the kernel has no such parameter.
     """
     row = lookup(name)
-    return row.formula(x, y, **complete(row, params, x.dim))
+    return row.of(x, y, **complete(row, params, x.dim))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..backends.layout import broadcast
@@ -35,6 +36,7 @@ class LinearOperator(ABC):
     dtype: torch.dtype
     device: torch.device
     symmetric: bool
+    __array_ufunc__ = None  # else NumPy's numbers would make an array of what they are multiplied with
 
     # --- what a class of operators defines ------------------------------------------------------------------------
     @property
@@ -195,6 +197,10 @@ class LinearOperator(ABC):
             raise TypeError("a number cannot be added to an operator: add_diagonal(number), or a Constant kernel")
         return NotImplemented
 
+    def __radd__(self, other: Any) -> LinearOperator:
+        """``sum`` of operators begins with 0."""
+        return self if isinstance(other, Real) and other == 0 else self + other
+
     def __sub__(self, other: Any) -> LinearOperator:
         return self + (-other)
 
@@ -230,24 +236,21 @@ class LinearOperator(ABC):
     def __getitem__(self, key: Any) -> Any:
         """Rows and columns, ``A[rows, columns]``, also ``A[..., rows, columns]``; the batch axes stay.
 
-        A slice, or a tensor of numbers beside a slice, keeps its axis: an operator. Numbers take one row or column: a
-        tensor. Two tensors of numbers (S,) are elements, (*B, S), as with tensors.
+        A slice, or numbers beside a slice (a tensor, an array or a list, or a mask), keeps its axis: an operator. One
+        number takes one row or column: a tensor. Two tensors of numbers (S,) are elements, (*B, S), as with tensors.
         """
-        rows, columns = self._key(key)
-        m, n = self.shape[-2:]
+        sizes = self.shape[-2:]
+        rows, columns = (_index(k, size, self.device) for k, size in zip(self._key(key), sizes))
         if isinstance(rows, Tensor) and isinstance(columns, Tensor):
             if rows.shape != columns.shape:
-                raise ValueError(
-                    f"two tensors of indices must have one shape; got {tuple(rows.shape)}, {tuple(columns.shape)}"
-                )
-            return self._elements(_indices(rows, m, self), _indices(columns, n, self))
-        one_row, one_column = (isinstance(k, int) for k in (rows, columns))
-        if one_row and one_column:
-            i, j = (torch.tensor([k], device=self.device) for k in (rows, columns))
-            return self._elements(_indices(i, m, self), _indices(j, n, self))[..., 0]
+                raise ValueError(f"two lists of indices must have one shape; got {(len(rows),)}, {(len(columns),)}")
+            return self._elements(rows, columns)
         if rows == slice(None) and columns == slice(None):
             return self
-        i, j = _indices(rows, m, self), _indices(columns, n, self)
+        i, j = (_numbers(k, size, self.device) for k, size in zip((rows, columns), sizes))
+        one_row, one_column = (isinstance(k, int) for k in (rows, columns))
+        if one_row and one_column:
+            return self._elements(i, j)[..., 0]
         block = self._block(i, j)
         if one_row or one_column:
             return block.to_dense().squeeze(-2 if one_row else -1)
@@ -265,10 +268,6 @@ class LinearOperator(ABC):
         if len(key) > 2:
             raise ValueError(f"an operator has rows and columns; got {len(key)} indices")
         rows, columns = [*key, slice(None), slice(None)][:2]
-        for k in (rows, columns):
-            index = isinstance(k, Tensor) and k.ndim == 1 and not k.is_floating_point()
-            if not (isinstance(k, (int, slice)) or index):
-                raise TypeError(f"an index is a number, a slice or a tensor of whole numbers (S,); got {k!r}")
         return rows, columns
 
     # --- linear algebra -------------------------------------------------------------------------------------------
@@ -471,17 +470,35 @@ class LinearOperator(ABC):
     __iter__ = None  # else Python would try A[0], A[1], ...
 
 
-def _indices(key: Any, size: int, operator: LinearOperator) -> Tensor:
-    """The numbers that an index stands for, checked where that needs no synchronisation."""
+def _index(key: Any, size: int, device: torch.device) -> int | slice | Tensor:
+    """An index as a number, a slice, or numbers (S,) that count from 0; checked where that needs no synchronisation."""
     if isinstance(key, slice):
-        return torch.arange(*key.indices(size), device=operator.device)
-    if isinstance(key, int):
-        key = torch.tensor([key], device=operator.device)
+        return key
+    given = key
+    if isinstance(key, (list, range, np.ndarray)):
+        array = np.asarray(key) if np.size(key) else np.zeros(0, np.int64)
+        array = array.astype(np.int64) if array.dtype.kind in "iu" else array
+        key = torch.from_numpy(array) if array.dtype.kind in "bi" else None
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        one = int(key)
+        if not -size <= one < size:
+            raise IndexError(f"an index is out of range for an axis of length {size}; got {one}")
+        return one % size
+    if not isinstance(key, Tensor) or key.ndim != 1 or key.is_floating_point():
+        raise TypeError(f"an index is a number, a slice, or whole numbers or a mask (S,); got {given!r}")
     if key.dtype == torch.bool:
         if len(key) != size:
             raise IndexError(f"a mask must have {size} entries; got {len(key)}")
         key = key.nonzero()[:, 0]
-    key = key.to(operator.device, torch.int64)
-    if not key.is_cuda and key.numel() and not -size <= int(key.min()) <= int(key.max()) < size:
+    key = key.to(device, torch.int64)
+    if not key.is_cuda and len(key) and not -size <= int(key.min()) <= int(key.max()) < size:
         raise IndexError(f"an index is out of range for an axis of length {size}")
     return torch.where(key < 0, key + size, key)
+
+
+def _numbers(index: int | slice | Tensor, size: int, device: torch.device) -> Tensor:
+    """What :func:`_index` returned, as numbers (S,)."""
+    if isinstance(index, Tensor):
+        return index
+    every = range(*index.indices(size)) if isinstance(index, slice) else range(index, index + 1)
+    return torch.arange(every.start, every.start + len(every) * every.step, every.step, device=device)

@@ -11,7 +11,7 @@ import torch
 from ..solvers import LowRankPlusDiagonal, first_steps, implicit_solve, log_quadrature
 from ..solvers.implicit import keep, kept, pull_back
 from ..solvers.preconditioners import signs
-from ..solvers.problems import check_floats, wide
+from ..solvers.problems import check_count, check_floats, wide
 from .base import LinearOperator
 from .kernel import WIDTHS
 from .solving import Report, Settings, System, factorize, is_dense, right_hand_side
@@ -50,10 +50,8 @@ def inv_quad_logdet(
         half = torch.linalg.solve_triangular(factor, b, upper=False)
         logdet = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return half.square().sum((-2, -1)), logdet.expand(b.shape[:-2]), report
-    if settings.n_probes < 1:
-        raise ValueError(f"n_probes must be a whole number >= 1; got {settings.n_probes}")
-    if settings.n_short < 0:
-        raise ValueError(f"n_short must be a whole number >= 0; got {settings.n_short}")
+    check_count("n_probes", settings.n_probes, 1)
+    check_count("n_short", settings.n_short, 0)
     system = Likelihood(operator, settings)
     inv_quad, logdet = _InvQuadLogdet.apply(system, b, *operator.tensors)
     report = system.report()

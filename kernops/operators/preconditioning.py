@@ -20,7 +20,7 @@ from ..solvers import (
     nystrom,
     pivoted_cholesky,
 )
-from ..solvers.problems import check_floats, ran_out_of_memory, size_of, warn, wide
+from ..solvers.problems import check_count, check_floats, ran_out_of_memory, size_of, warn, wide
 from .base import LinearOperator
 from .choice import FEWEST, Choice, choose, default_rank, free_memory
 
@@ -65,6 +65,11 @@ class Preconditioner:
     def solve(self, r: Tensor) -> Tensor:
         """The product with vectors (*B, N, E)."""
         return self.matrix.solve(r)
+
+    def fits(self, operator: LinearOperator) -> bool:
+        """Whether vectors of an operator can be multiplied."""
+        like = self.matrix.like
+        return (self.matrix.n, like.dtype, like.device) == (operator.shape[-1], operator.dtype, operator.device)
 
 
 # --- of low rank --------------------------------------------------------------------------------------------------
@@ -145,15 +150,16 @@ def make_preconditioner(
     check_floats("a preconditioner's operator", torch.empty(0, dtype=operator.dtype))
     if kind != "auto" and kind not in PRECONDITIONERS:
         raise ValueError(f"kind must be 'auto' or one of {', '.join(map(repr, PRECONDITIONERS))}; got {kind!r}")
-    for name, value in (("rank", rank), ("columns", columns)):
-        none = name == "rank" and value is None
-        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number >= 1{' or None' * (name == 'rank')}; got {value!r}")
+    check_count("rank", rank, 1, or_none=True)
+    check_count("columns", columns, 1)
+    check_count("seed", seed)
     kernel, diagonal = operator._split()
     if kernel is None:
         assert diagonal is not None
         name = "pivoted_cholesky" if kind == "auto" else kind
-        return Preconditioner(name, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), diagonal))
+        floor = diagonal.abs().amax(-1, keepdim=True) * torch.finfo(operator.dtype).eps
+        usable = torch.maximum(diagonal, torch.where(floor > 0, floor, 1.0))  # conjugate gradients tell of what is not
+        return Preconditioner(name, 0, LowRankPlusDiagonal(diagonal.new_zeros(*diagonal.shape, 1), usable))
     if kind == "cholesky":
         return _asked_for(operator, kernel, diagonal, seed)
     made = _of_low_rank(kernel, diagonal, "pivoted_cholesky" if kind == "auto" else kind, rank, seed)
@@ -166,7 +172,7 @@ def _of_low_rank(
     kernel: LinearOperator, diagonal: Tensor | None, kind: str, rank: int | None, seed: int
 ) -> Preconditioner:  # fmt: skip
     n = kernel.shape[-1]
-    rank = default_rank(n, kernel.device) if rank is None else min(rank, n)
+    rank = default_rank(n, kernel.device) if rank is None else min(int(rank), n)
     generator = torch.Generator(kernel.device).manual_seed(seed)
     own = kernel._diagonal()
     enough = 0.0 if diagonal is None else ENOUGH * float(diagonal.min())

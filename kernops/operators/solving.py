@@ -19,7 +19,7 @@ from ..solvers import (
     implicit_solve,
     memory_for,
 )
-from ..solvers.problems import check_floats, warn
+from ..solvers.problems import check_count, check_floats, check_number, warn
 from .base import LinearOperator
 from .preconditioning import NOT_FINITE, PRECONDITIONERS, Preconditioner, make_preconditioner
 
@@ -45,10 +45,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}")
-        if not self.tol >= 0:
-            raise ValueError(f"tol must be >= 0; got {self.tol}")
-        if self.max_iter is not None and self.max_iter < 0:
-            raise ValueError(f"max_iter must be None or >= 0; got {self.max_iter}")
+        check_number("tol", self.tol)
+        check_count("max_iter", self.max_iter, 0, or_none=True)
+        check_count("seed", self.seed)
         kind = self.preconditioner
         if not (kind is None or kind == "auto" or kind in PRECONDITIONERS or isinstance(kind, Preconditioner)):
             raise ValueError(
@@ -100,6 +99,12 @@ class System:
         self.columns = 1
         self.made: Preconditioner | None = None
         self.solution: Solution | None = None
+        kind = settings.preconditioner
+        if isinstance(kind, Preconditioner) and not kind.fits(operator):
+            raise ValueError(
+                f"preconditioner is of {kind.matrix.n} rows, {kind.matrix.like.dtype}, {kind.matrix.like.device}; the "
+                f"operator has {operator.shape[-1]}, {operator.dtype}, {operator.device}"
+            )
 
     def product(self, values: Sequence[Any], v: Tensor) -> Tensor:
         return self.operator.with_tensors(values)._matmul(v)
@@ -183,7 +188,8 @@ def right_hand_side(operator: LinearOperator, b: Tensor) -> tuple[Tensor, bool]:
 
 
 def is_dense(operator: LinearOperator, method: str) -> bool:
-    return method == "cholesky" or (method == "auto" and operator.shape[-1] <= SMALL)
+    few = SMALL if method == "auto" else 0
+    return method == "cholesky" or operator.shape[-1] <= few
 
 
 def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Settings) -> tuple[Tensor, Report]:
@@ -193,6 +199,8 @@ def solve(operator: LinearOperator, b: Tensor, x0: Tensor | None, settings: Sett
     if x0 is not None:
         start, _ = operator._vectors("x0", x0, operator.shape[-1])
         x0 = start.expand(b.shape)
+        if not bool(torch.isfinite(x0).all()):
+            raise ValueError("x0 has NaN or infinite entries")
     if is_dense(operator, settings.method):
         factor, report = factorize(operator)
         x = torch.cholesky_solve(b, factor.expand(*b.shape[:-2], *factor.shape[-2:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from ..backends.layout import broadcast
 from ..solvers import ConvergenceWarning, conjugate_gradients, largest_eigenpairs, root_product
 from ..solvers.implicit import keep, kept, only_once, pull_back
 from ..solvers.lanczos import Krylov, safe_root
-from ..solvers.problems import check_floats
+from ..solvers.problems import check_count, check_floats, check_number
 from .base import LinearOperator
-from .solving import SMALL
+from .solving import NOT_FINITE, SMALL
 
 Tensor = torch.Tensor
 
@@ -29,14 +30,16 @@ def sqrt_matmul(operator: LinearOperator, b: Tensor, tol: float, max_iter: int) 
     operator._need_symmetric("sqrt_matmul")
     b, vector = operator._vectors("b", b, operator.shape[-1])
     check_floats("b", b)
-    if not tol >= 0 or max_iter < 1:
-        raise ValueError(f"tol must be >= 0 and max_iter >= 1; got {tol} and {max_iter}")
+    check_number("tol", tol)
+    check_count("max_iter", max_iter, 1)
     b = b.expand(*broadcast([operator.batch, tuple(b.shape[:-2])]), *b.shape[-2:])
     one = max_iter * max(1, math.prod(b.shape[:-1]))
     step = max(1, KRYLOV_NUMBERS // one)
     root = _RootSettings(operator, tol, max_iter)
     parts = [_Root.apply(root, part, *operator.tensors) for part in b.split(step, -1)]
     out = torch.cat(parts, -1)
+    if not bool(torch.isfinite(out).all()):
+        raise ValueError(NOT_FINITE if bool(torch.isfinite(b).all()) else "b has NaN or infinite entries")
     if root.change > tol:
         warnings.warn(
             f"sqrt_matmul: the result still changed by {root.change:.1e} of itself after {max_iter} products, above "
@@ -105,11 +108,14 @@ def eigsh(
     operator._need_symmetric("eigsh")
     check_floats("an operator with eigenpairs", torch.empty(0, dtype=operator.dtype))
     n = operator.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= n:
         raise ValueError(f"k must be a whole number from 1 to N = {n}; got {k!r}")
     if tol is None:
         tol = 1e-8 if operator.dtype == torch.float64 else 1e-4
-    settings = _Pairs(operator if largest else -operator, k, tol, max_iter, seed)
+    check_number("tol", tol)
+    check_count("max_iter", max_iter, 1)
+    check_count("seed", seed)
+    settings = _Pairs(operator if largest else -operator, int(k), tol, max_iter, seed)
     values, vectors = _Eigsh.apply(settings, *settings.operator.tensors)
     return (values if largest else -values), vectors
 
@@ -124,7 +130,7 @@ class _Pairs:
     def __call__(self, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         operator, k = self.operator.with_tensors(tensors), self.k
         if operator.shape[-1] <= SMALL:
-            values, vectors = torch.linalg.eigh(operator.to_dense())
+            values, vectors = torch.linalg.eigh(_finite(operator.to_dense()))
             return values[..., -k:].flip(-1), vectors[..., -k:].flip(-1)
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
         generator = torch.Generator(operator.device).manual_seed(self.seed)
@@ -132,7 +138,7 @@ class _Pairs:
             operator._matmul, operator.shape[:-1], k, like=like, tol=self.tol, max_iter=self.max_iter,
             generator=generator,
         )  # fmt: skip
-        worst = float(found.residual.max())
+        worst = float(_finite(found.residual).max())
         if not worst <= self.tol:
             warnings.warn(
                 f"eigsh: a relative residual of {worst:.1e} is left after {self.max_iter} products, above "
@@ -141,6 +147,12 @@ class _Pairs:
                 stacklevel=4,
             )
         return found.values, found.vectors
+
+
+def _finite(t: Tensor) -> Tensor:
+    if not bool(torch.isfinite(t).all()):
+        raise ValueError(NOT_FINITE)
+    return t
 
 
 class _Eigsh(torch.autograd.Function):

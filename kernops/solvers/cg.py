@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .problems import ConvergenceWarning, check_floats, dot, norm
+from .problems import ConvergenceWarning, check_count, check_floats, check_number, dot, magnitude, norm
 
 Tensor = torch.Tensor
 Operator = Callable[[Tensor], Tensor]
@@ -21,6 +21,7 @@ log = logging.getLogger("kernops.solvers")
 #: Iterations without a new smallest residual after which a column counts as stuck at its dtype's accuracy.
 PATIENCE = 200
 NOT_FINITE = "the residual is not finite"
+SINGULAR = "the matrix is not positive definite to the accuracy of its dtype"
 #: Successive residuals whose scalar product is more than this share of their size have lost their orthogonality.
 LOSS = 0.5
 #: Least number of iterations between two computations of the true residual.
@@ -100,7 +101,10 @@ def conjugate_gradients(
     """
     _check(b, tol, max_iter, x0)
     limit = min(10 * b.shape[-2], 10_000) if max_iter is None else max_iter
-    state = _State(matvec, b, x0, preconditioner or (lambda r: r), tol, history, measure)
+    # A column's squares must neither overflow nor vanish; a measure looks at columns as they are.
+    unit = magnitude(b) if measure is None else torch.ones((), dtype=b.dtype, device=b.device)
+    start = None if x0 is None else x0 / unit
+    state = _State(matvec, b / unit, start, preconditioner or (lambda r: r), tol, history, measure)
     # No residual is smaller than what rounding leaves of it.
     allowed = max(1.1 * tol, 100 * torch.finfo(b.dtype).eps) if measure is None else tol
     k, before = 0, float("inf")
@@ -134,7 +138,8 @@ def conjugate_gradients(
         )
     log.debug("conjugate gradients: %d iterations, residual %.2e", k, worst)
     steps = state.history.stacked()
-    return Solution(state.x, residual, k, converged, reason, state.indefinite, steps, state.first, state.r)
+    weight = state.first * (unit.squeeze(-2) if unit.ndim else unit).to(state.first.dtype).square()
+    return Solution(state.x * unit, residual, k, converged, reason, state.indefinite, steps, weight, state.r * unit)
 
 
 def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> None:
@@ -146,10 +151,8 @@ def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> No
             f"x0 must be as b is, {tuple(b.shape)} of {b.dtype} on {b.device}; "
             f"got {tuple(x0.shape)} of {x0.dtype} on {x0.device}"
         )
-    if not tol >= 0:
-        raise ValueError(f"tol must be >= 0; got {tol}")
-    if max_iter is not None and max_iter < 0:
-        raise ValueError(f"max_iter must be None or >= 0; got {max_iter}")
+    check_number("tol", tol)
+    check_count("max_iter", max_iter, 0, or_none=True)
 
 
 class _History:
@@ -205,6 +208,8 @@ class _State:
         self.start(b.clone() if x0 is None else b - matvec(x0))
         self.first, self.first_relative = self.rz, self.relative
         self.history = _History(history, self.rz)
+        #: Residuals that are larger are those of a matrix that is singular to rounding.
+        self.farthest = self.seen / torch.finfo(b.dtype).eps
         #: Columns that met a direction along which A is not positive.
         self.broken = torch.zeros_like(self.seen, dtype=torch.bool)
         #: The smallest true residual so far, and when it was found.
@@ -302,11 +307,16 @@ class _State:
         if bool((asked & curvature.isnan()).any()):
             self.why = NOT_FINITE
         elif bool(negative.any()):
-            self.why = "the matrix is not positive definite to the accuracy of its dtype"
+            self.why = SINGULAR
             if bool((negative & (curvature < -self._rounding(direction))).any()):
                 self.why, self.indefinite = "the matrix is not positive definite", True
         self.seen = relative.to(self.seen.dtype)
         going = asked & (curvature > 0) & (self.seen > self.tol)
+        away = going & (self.seen > self.farthest)
+        if bool(away.any()):  # before its numbers overflow
+            self.why = self.why or SINGULAR
+            going = going & ~away
+            self.going = self.going & ~away.to(self.going.device)
         tired = going & self._tired()
         if bool(tired.any()):
             self.why = self.why or f"no progress in {PATIENCE} iterations"

@@ -22,7 +22,12 @@ class CholeskyFactor:
     """
 
     def __init__(self, factor: Tensor) -> None:
-        self.factor = factor
+        self.factor, self.n = factor, factor.shape[-1]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of its dtype and device."""
+        return self.factor
 
     @property
     def nbytes(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from .problems import NotPositiveDefiniteError, dot, norm, wide
+from .problems import NotPositiveDefiniteError, dot, magnitude, norm, wide
 
 Tensor = torch.Tensor
 Operator = Callable[[Tensor], Tensor]
@@ -137,8 +137,10 @@ def krylov(
         tol: the iteration stops where f(A) b changes by less than ``tol`` of itself in ``EVERY`` steps.
         max_iter: most products with A; memory grows with it.
     """
-    length = norm(b)
-    q = b / torch.where(length > 0, length, 1.0)[..., None, :]
+    unit = magnitude(b)
+    q = b / unit
+    length = norm(q)
+    q = q / torch.where(length > 0, length, 1.0)[..., None, :]
     basis = _Basis(q)
     main: list[Tensor] = []
     off: list[Tensor] = []
@@ -158,7 +160,7 @@ def krylov(
             change = _change(previous, now)
             previous = now
             if last or change <= tol:
-                return found, 0.0 if len(main) >= b.shape[-2] else change
+                return replace(found, length=length * unit[..., 0, :]), 0.0 if len(main) >= b.shape[-2] else change
         w = basis.rest(basis.rest(w))
         beta = wide(norm(w))
         fresh = beta > 100 * torch.finfo(b.dtype).eps * size

@@ -53,6 +53,11 @@ class LowRankPlusDiagonal:
         self.inverse = (1 / self.eigenvalues).to(dtype)[..., None]
 
     @property
+    def like(self) -> Tensor:
+        """A tensor of its dtype and device."""
+        return self.root
+
+    @property
     def nbytes(self) -> int:
         """Bytes of what is stored."""
         return self.basis.nbytes + self.root.nbytes + self.eigenvalues.nbytes + self.inverse.nbytes

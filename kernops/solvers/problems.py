@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -91,6 +94,25 @@ def size_of(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def check_number(name: str, value: Any, least: float = 0.0) -> None:
+    """Raise unless an argument is a finite number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number >= {least:g}; got {value!r}")
+    if not least <= float(value) < math.inf:
+        raise ValueError(f"{name} must be >= {least:g} and finite; got {value}")
+
+
+def check_count(name: str, value: Any, least: int | None = None, or_none: bool = False) -> None:
+    """Raise unless an argument is a whole number, of at least so much."""
+    if value is None and or_none:
+        return
+    what = "None or " * or_none + "a whole number" + (f" >= {least}" if least is not None else "")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be {what}; got {value!r}")
+    if least is not None and int(value) < least:
+        raise ValueError(f"{name} must be {what}; got {value}")
+
+
 def check_floats(name: str, b: Tensor) -> None:
     """Raise ``ValueError`` unless ``b`` has a dtype that linear systems can be solved in."""
     if b.dtype not in (torch.float32, torch.float64):
@@ -112,3 +134,13 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 def norm(a: Tensor) -> Tensor:
     """Euclidean norms of columns, (*B, N, E) -> (*B, E)."""
     return torch.linalg.vector_norm(a, dim=-2)
+
+
+def magnitude(a: Tensor) -> Tensor:
+    """The power of two below the largest entry of each column, (*B, N, E) -> (*B, 1, E); 1 for zeros and NaN.
+
+    Columns divided by it have squares that neither overflow nor vanish, and lose no digit.
+    """
+    largest = a.abs().amax(-2, keepdim=True) if a.shape[-2] else a.new_ones(*a.shape[:-2], 1, a.shape[-1])
+    usable = (largest > 0) & torch.isfinite(largest)
+    return torch.where(usable, torch.where(usable, largest, 1.0).log2().floor().exp2(), 1.0)

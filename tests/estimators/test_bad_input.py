@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -130,11 +131,45 @@ def test_parameters_of_kernels(make: Any, kernel: Any, message: str) -> None:
         make(kernel).fit(X, y)
 
 
+@pytest.mark.parametrize("make", [regressor, classifier])
+def test_features_that_a_kernel_is_not_defined_for(make: Any) -> None:
+    with pytest.raises(ValueError, match="kernel 'chi2' is of features >= 0; X has -"):
+        make(gp.RBF() * gp.PairwiseKernel(metric="chi2")).fit(X, Y if make is regressor else LABELS)
+
+
 @solvers
 @pytest.mark.parametrize("length", [0.0, -1.0, np.nan])
 def test_lengths_of_kernel_ridge(solver: str, length: float) -> None:
     with pytest.raises(ValueError, match="length_scale of kernel 'matern32' must be finite and > 0; got"):
         ridge(solver=solver, kernel="matern32", kernel_params={"length_scale": length}).fit(X, Y)
+
+
+@each
+@pytest.mark.parametrize("alpha", ["a", [[]], {}, np.inf, np.nan, None], ids=str)
+def test_noise_that_is_no_number(name: str, alpha: Any) -> None:
+    if name != "GaussianProcessClassifier":
+        make, y = KINDS[name]
+        with pytest.raises((TypeError, ValueError), match="alpha must be a number"):
+            make(alpha=alpha).fit(X, y)
+
+
+@each
+def test_tolerances_are_finite(name: str) -> None:
+    make, y = KINDS[name]
+    with pytest.raises(ValueError, match="tol of .* must be a number > 0; got inf"):
+        make(tol=np.inf).fit(X, y)
+
+
+@solvers
+def test_targets_whose_likelihood_is_no_number(solver: str) -> None:
+    """Squares of 1e300 are infinite: no optimizer is told of NaN and goes there, and predictions are what they are."""
+    kernel = gp.RBF() + gp.WhiteKernel(0.1)
+    want = Reference(kernel, optimizer=None).fit(X, Y).predict(X)
+    for optimizer in ("fmin_l_bfgs_b", None):
+        model = GaussianProcessRegressor(kernel, solver=solver, optimizer=optimizer, tol=1e-8)
+        with pytest.warns(ConvergenceWarning, match="log marginal likelihood of the kernel is (-inf|nan)"):
+            model.fit(X, 1e300 * Y)
+        np.testing.assert_allclose(model.predict(X) / 1e300, want, rtol=1e-5)
 
 
 # --- matrices that are singular, or worse -------------------------------------------------------------------------
@@ -150,6 +185,21 @@ def test_equal_rows_without_noise() -> None:
     np.testing.assert_allclose(iterative.predict(X), Y, atol=1e-3)
     with pytest.warns(ConvergenceWarning, match=r"stopped after .* at a relative residual of .*larger alpha"):
         regressor(alpha=0.0, solver="cg", rank=10).fit(twice, y + np.arange(69) / 9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_searches_through_singular_kernels_end(dtype: str) -> None:
+    """Equal rows, with targets that are equal or not, and no noise: nothing of that is NaN in the input."""
+    twice = np.concatenate([X[:20], X[:20]])
+    for more in (0.0, 1.0):
+        y = np.concatenate([Y[:20], Y[:20] + more])
+        kernel = gp.ConstantKernel() * gp.RBF()
+        model = GaussianProcessRegressor(kernel, alpha=0.0, solver="cg", dtype=dtype, random_state=0)
+        with pytest.warns(ConvergenceWarning, match="log marginal likelihood comes from systems"):
+            model.fit(twice, y)
+        assert np.isfinite(model.predict(X)).all()
+        if not more:
+            np.testing.assert_allclose(model.predict(X[:20]), Y[:20], atol=1e-2)
 
 
 @solvers
@@ -235,3 +285,72 @@ def test_warnings_name_the_line_of_the_caller() -> None:
         with pytest.warns(UserWarning) as said:
             call()
         assert {w.filename for w in said} == {__file__}
+
+
+@pytest.mark.parametrize("make", [GaussianProcessRegressor, GaussianProcessClassifier])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda theta: theta, "must return a theta of 2 finite numbers; got 0.0"),
+        (lambda theta: None, "must return the best theta and its value; got None"),
+        (lambda theta: (theta, "small"), "must return the best theta and its value; got"),
+        (lambda theta: (theta[:1], 0.0), r"must return a theta of 2 finite numbers; got \[0.\]"),
+        (lambda theta: (theta * np.nan, 0.0), r"must return a theta of 2 finite numbers; got \[nan nan\]"),
+    ],
+    ids=["no value", "nothing", "letters", "too few", "NaN"],
+)
+def test_optimizers_that_return_something_else(make: Any, returned: Any, message: str) -> None:
+    model = make(1.0 * gp.RBF(), optimizer=lambda objective, theta, bounds: returned(theta))
+    with pytest.raises((TypeError, ValueError), match=message):
+        model.fit(X, LABELS)
+
+
+# --- what happens around fit --------------------------------------------------------------------------------------
+@each
+@solvers
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fit_where_torch_records_no_gradients(name: str, solver: str, mode: Any) -> None:
+    make, y = KINDS[name]
+    options = {} if name == "KernelRidge" else {"kernel": gp.RBF() + gp.WhiteKernel(0.1), "random_state": 0}
+    make = make if name == "KernelRidge" else type(make())
+    with mode():
+        model = make(solver=solver, **options).fit(X, y)
+        got = model.predict(X)
+        if options:
+            model.log_marginal_likelihood(model.kernel_.theta, eval_gradient=True)
+    assert np.array_equal(got, make(solver=solver, **options).fit(X, y).predict(X))
+    assert torch.is_grad_enabled()
+
+
+def test_parameters_that_change_after_fit() -> None:
+    """What was found stays, as with scikit-learn; a new fit leaves nothing of the old one."""
+    for solver, other in (("cholesky", "cg"), ("cg", "cholesky")):
+        model = regressor(alpha=0.1, solver=solver, tol=1e-8).fit(X, Y)
+        want = model.predict(X, return_std=True)
+        model.set_params(alpha=np.ones(3), solver=other)
+        np.testing.assert_allclose(model.predict(X, return_std=True), want, rtol=1e-6)
+        model.set_params(alpha=0.1).fit(X, Y)
+        assert hasattr(model, "L_") == (other == "cholesky")
+        np.testing.assert_allclose(model.predict(X, return_std=True), want, rtol=1e-6)
+
+
+@each
+def test_a_fit_that_fails_leaves_no_mixture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, y = KINDS[name]
+    model = make(alpha=0.1) if name != "GaussianProcessClassifier" else make()
+    model.fit(X, y)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for function in ("_system", "_laplace", "_solve"):
+            of = type(model.base_estimator_ if name == "GaussianProcessClassifier" else model)
+            if hasattr(of, function):
+                patch.setattr(of, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X + 1, y)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        model.predict(X)
+    want = make(alpha=0.1) if name != "GaussianProcessClassifier" else make()
+    assert np.array_equal(model.fit(X + 1, y).predict(X), want.fit(X + 1, y).predict(X))

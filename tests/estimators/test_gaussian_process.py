@@ -14,6 +14,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
+from sklearn.model_selection import GridSearchCV
 
 from kernops.estimators import GaussianProcessRegressor
 from kernops.operators import NotPositiveDefiniteError, NumericalWarning, choice, preconditioning
@@ -145,6 +146,32 @@ def test_float32(options: dict[str, Any]) -> None:
     for g, w in zip(got, want):
         assert g.dtype == np.float32
         np.testing.assert_allclose(g, w, rtol=1e-3)
+
+
+@pytest.mark.parametrize("solver", TOLERANCE)
+@pytest.mark.parametrize("metric", ["linear", "cosine", "rbf", "polynomial"])
+def test_kernels_of_pairs(metric: str, solver: str) -> None:
+    """Also those that their only hyper-parameter does nothing for."""
+    kernel = gp.PairwiseKernel(metric=metric, gamma=0.5, gamma_bounds=(1e-3, 1.0))
+    ours, theirs = both(solver, kernel, Y / 100, alpha=0.5)
+    np.testing.assert_allclose(ours.kernel_.theta, theirs.kernel_.theta, atol=1e-3)
+    np.testing.assert_allclose(ours.predict(NEW), theirs.predict(NEW), rtol=1e-3)
+
+
+def test_the_kernel_that_is_not_given() -> None:
+    """It is optimized, as by scikit-learn from 1.9 on; before, that took a kernel."""
+    ours, theirs = both("cholesky", None, alpha=0.5), both("cholesky", gp.ConstantKernel() * gp.RBF(), alpha=0.5)
+    np.testing.assert_allclose(ours[0].kernel_.theta, theirs[1].kernel_.theta, atol=1e-4)
+    assert ours[0].log_marginal_likelihood_value_ == pytest.approx(theirs[1].log_marginal_likelihood_value_)
+
+
+def test_parameters_out_of_a_grid_of_arrays() -> None:
+    grid = {"normalize_y": np.array([True, False]), "solver": np.array(["cg"]), "rank": np.array([20, 30]),
+            "alpha": np.array([0.5], dtype=np.float32), "n_probes": np.array([5])}  # fmt: skip
+    search = GridSearchCV(
+        GaussianProcessRegressor(KERNELS["Matern"](), optimizer=None), grid, cv=2, error_score="raise"
+    )
+    assert search.fit(X, Y).best_params_["normalize_y"]
 
 
 def test_bad_input() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -14,7 +15,9 @@ from sklearn import kernel_ridge as reference
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import kernels as gp
+from sklearn.model_selection import GridSearchCV
 
+from kernops import kernels
 from kernops.estimators import KernelRidge
 from tests.helpers.backends import need
 
@@ -33,7 +36,43 @@ KERNELS: list[dict[str, Any]] = [
     {"kernel": "sigmoid", "gamma": 0.01, "coef0": 0.1, "alpha": 30.0},
     {"kernel": "cosine"},
     {"kernel": "chi2", "gamma": 0.5},
+    {"kernel": "poly", "degree": 0},
 ]
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_kernel_objects(solver: str) -> None:
+    """As scikit-learn, which leaves the noise of a kernel out here."""
+    theirs = gp.RationalQuadratic(0.7, 1.3) * 2.0 + gp.WhiteKernel(0.5)
+    own = 2.0 * kernels.RationalQuadratic(0.7, 1.3) + kernels.White(0.5)
+    want = reference.KernelRidge(0.1, kernel=theirs).fit(X[:90], TARGETS[:90]).predict(X[90:])
+    for kernel in (theirs, own):
+        model = KernelRidge(0.1, kernel=kernel, solver=solver, tol=1e-10).fit(X[:90], TARGETS[:90])
+        np.testing.assert_allclose(pickle.loads(pickle.dumps(model)).predict(X[90:]), want, rtol=1e-6)
+    grid = {"kernel__length_scale": [0.1, 1.0, 10.0]}
+    found = [GridSearchCV(kind(kernel=gp.RBF()), grid, cv=2).fit(X, Y).best_params_ for kind in
+             (KernelRidge, reference.KernelRidge)]  # fmt: skip
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_what_is_refused(solver: str) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"kernel": gp.RBF(), "kernel_params": {"s": 1.0}}, "s: a kernel that is made already takes no parameters"),
+        ({"kernel": "rbf", "kernel_params": {"gamma": [1.0] * 10}}, "gamma of kernel 'rbf' must be one number"),
+        ({"kernel": "matern32", "kernel_params": {"length_scale": [1.0] * 9}}, "one for each of 10 features; got 9"),
+        ({"kernel": "matern", "kernel_params": {"nu": "a"}}, "nu of kernel 'matern' must be a number; got 'a'"),
+        ({"kernel": "chi2"}, "kernel 'chi2' is of features >= 0; X has -"),
+        ({"kernel": gp.CompoundKernel([gp.RBF()])}, "CompoundKernel has no translation"),
+        ({"kernel": 3}, "must be one of .* or a callable or a Kernel; got 3"),
+    ]
+    for options, message in cases:
+        with pytest.raises((TypeError, ValueError), match=message):
+            KernelRidge(**options, solver=solver).fit(X, Y)
+    with pytest.raises(ValueError, match="sample_weight must be >= 0; got -1"):
+        KernelRidge(solver=solver).fit(X, Y, sample_weight=np.where(np.arange(150) == 3, -1.0, 1.0))
+    with pytest.raises(ValueError, match="of features >= 0"):
+        KernelRidge(kernel="chi2", solver=solver).fit(X_POSITIVE, Y).predict(X)
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,6 +114,47 @@ def test_products_with_many_columns_and_with_none():
     close(KernelOperator(kernels.RBF(), X, X[:0]) @ v[:0], torch.zeros(N, 300))
     close(KernelOperator(kernels.RBF(), X[:1]).to_dense(), torch.ones(1, 1))
     close(KernelOperator(kernels.RBF(), X[:1], X[:1] + 0) @ v[:1], v[:1])
+
+
+#: Everything that is an index of an axis of length N.
+INDICES: dict[str, Any] = {
+    "number": 3, "last": -1, "NumPy's number": np.int64(2), "all": slice(None), "some": slice(2, 5),
+    "none": slice(5, 2), "reversed": slice(None, None, -1), "every other": slice(9, 1, -2), "beyond": slice(9, 20),
+    "list": [0, 2, -1], "range": range(3), "empty list": [], "array": np.array([1, 1, 3], dtype=np.uint8),
+    "tensor": torch.tensor([2, 0, 5]), "mask": X[:, 0] > 0.5, "NumPy's mask": (X[:, 1] > 0.5).numpy(),
+    "mask as a list": [True, False, False] * 4,
+}  # fmt: skip
+
+
+def numpys(index: Any) -> Any:
+    many = isinstance(index, (list, range, torch.Tensor))
+    return np.asarray(index, dtype=None if len(index) else int) if many else index
+
+
+@pytest.mark.parametrize("rows", INDICES)
+def test_indices_are_those_of_numpy(rows):
+    operator = KernelOperator(kernels.RBF(0.4) + kernels.White(0.1), X)
+    matrix = operator.to_dense().numpy()
+    for columns in INDICES.values():
+        i, j = numpys(INDICES[rows]), numpys(columns)
+        pairs = isinstance(i, np.ndarray) and isinstance(j, np.ndarray)
+        if pairs and len(np.arange(N)[i]) != len(np.arange(N)[j]):
+            with pytest.raises(ValueError, match="must have one shape"):
+                operator[INDICES[rows], columns]
+            continue
+        got = operator[INDICES[rows], columns]
+        dense = got if isinstance(got, torch.Tensor) else got.to_dense()
+        np.testing.assert_allclose(dense, matrix[i, j] if pairs else matrix[i][..., j], rtol=1e-12)
+
+
+def test_numbers_of_numpy_and_sums():
+    operator, want = kernel(), dense()
+    for two in (np.float64(2), np.float32(2), np.int64(2)):
+        close((anything(two) * operator).to_dense(), 2 * want)
+        close((operator * two).to_dense(), 2 * want)
+    close(anything(sum([operator, operator, 2 * operator])).to_dense(), 4 * want)
+    total = sum([kernels.RBF(0.4), kernels.White(0.1)])
+    close(KernelOperator(total, X).to_dense(), KERNELS["RBF of one length"][1](X, X) + 0.1 * torch.eye(N).double())
 
 
 # --- all operators ------------------------------------------------------------------------------------------------
@@ -312,7 +354,8 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "whole numbers": (lambda: KernelOperator(kernels.RBF(), torch.ones(3, 2).long()), TypeError, "dtype float16"),
     "one axis": (lambda: KernelOperator(kernels.RBF(), X[:, 0]), ValueError, r"x must have shape \(..., N, D\)"),
     "dtypes": (lambda: KernelOperator(kernels.RBF(), X, Y.float()), ValueError, "float64 and float32"),
-    "features": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :2]), ValueError, "dimensions must be equal or 1"),
+    "features": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :2]), ValueError, "one number of features; got 3 and 2"),
+    "one feature": (lambda: KernelOperator(kernels.RBF(), X, Y[:, :1]), ValueError, "of features; got 3 and 1"),
     "points twice": (lambda: KernelOperator(kernel().lazy, X), TypeError, "has its points and parameters already"),
     "kernel": (lambda: KernelOperator(3, X), TypeError, "kernel must be a kernel of kernops.kernels"),
     "vectors": (lambda: KernelOperator(Vi(X) - Vj(X)), ValueError, "one real number a pair"),
@@ -332,6 +375,12 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "kind of index": (lambda: kernel()["a"], TypeError, "an index is a number"),
     "index of a batch": (lambda: kernel(XB)[0, 1], ValueError, "is indexed as A"),
     "pairs": (lambda: kernel()[ROWS, ROWS[:2]], ValueError, "must have one shape"),
+    "masks": (lambda: kernel()[X[:, 0] > 0.5, X[:, 0] > 2.0], ValueError, "must have one shape"),
+    "a number too large": (lambda: kernel()[[0, N]], IndexError, "out of range"),
+    "a flag": (lambda: kernel()[True], TypeError, "an index is a number"),
+    "no numbers": (lambda: kernel()[anything([None])], TypeError, "an index is a number"),
+    "a number of nothing": (lambda: KernelOperator(kernels.RBF(), X[:0])[0], IndexError, "of length 0; got 0"),
+    "an array": (lambda: anything(X.numpy()) * kernel(), TypeError, "unsupported operand"),
     "mask": (lambda: kernel()[torch.ones(3, dtype=torch.bool), :], IndexError, "12 entries; got 3"),
     "torch's functions": (lambda: torch.exp(anything(kernel())), TypeError, "does not take an operator"),
     "blocks": (lambda: BlockDiagonalOperator(), TypeError, "at least one"),

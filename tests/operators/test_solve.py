@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from kernops.operators import (
 )
 from kernops.operators import likelihood as likelihood_module
 from tests.operators.cases import OPERATORS, XB, N, X, Y, dense, kernel, rand
-from tests.operators.test_algebra import SQUARE, close
+from tests.operators.test_algebra import SQUARE, anything, close
 
 CG: dict[str, Any] = {"method": "cg", "tol": 1e-13}
 WAYS: dict[str, dict[str, Any]] = {
@@ -400,12 +401,29 @@ BAD = {
     "half's determinant": (lambda: kernel(X.half()).logdet(), "float32 or float64"),
     "method": (lambda: kernel().solve(X, method="lu"), "method must be one of 'auto', 'cholesky', 'cg'; got 'lu'"),
     "tol": (lambda: kernel().solve(X, tol=-1), "tol must be >= 0"),
-    "max_iter": (lambda: kernel().solve(X, max_iter=-1), "max_iter must be None or >= 0"),
+    "max_iter": (lambda: kernel().solve(X, max_iter=-1), "max_iter must be None or a whole number >= 0"),
     "preconditioner": (lambda: kernel().solve(X, preconditioner="jacobi"), "preconditioner must be 'auto'"),
     "kind": (lambda: kernel().preconditioner("jacobi"), "kind must be 'auto' or one of"),
     "columns": (lambda: kernel().preconditioner(columns=0), "columns must be a whole number >= 1"),
-    "rank": (lambda: kernel().preconditioner(rank=0), "rank must be a whole number >= 1"),
+    "rank": (lambda: kernel().preconditioner(rank=0), "rank must be None or a whole number >= 1"),
     "x0": (lambda: kernel().solve(X, x0=X[:3]), r"x0 must have shape \(12,\)"),
+    "x0's numbers": (lambda: kernel().solve(X, method="cg", x0=X * torch.nan), "x0 has NaN or infinite entries"),
+    "rows of a preconditioner": (
+        lambda: kernel().solve(X, method="cg", preconditioner=kernel(X[:5]).preconditioner()),
+        "preconditioner is of 5 rows, torch.float64, cpu; the operator has 12, torch.float64, cpu",
+    ),
+    "dtype of a preconditioner": (
+        lambda: kernel().logdet(method="cg", preconditioner=kernel(X.float()).preconditioner()),
+        "preconditioner is of 12 rows, torch.float32",
+    ),
+    "tol of letters": (lambda: kernel().solve(X, tol=anything("small")), "tol must be a number >= 0; got 'small'"),
+    "no tol": (lambda: kernel().solve(X, tol=float("inf")), "tol must be >= 0 and finite; got inf"),
+    "half an iteration": (
+        lambda: kernel().solve(X, max_iter=anything(1.5)),
+        "max_iter must be None or a whole number >= 0; got",
+    ),
+    "seed": (lambda: kernel().logdet(method="cg", seed="a"), "seed must be a whole number; got 'a'"),
+    "half a probe": (lambda: kernel().logdet(method="cg", n_probes=2.5), "n_probes must be a whole number >= 1; got"),
     "n_probes": (lambda: kernel().logdet(method="cg", n_probes=0), "n_probes must be a whole number >= 1"),
 }
 
@@ -413,5 +431,28 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments(name):
     call, message = BAD[name]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+@pytest.mark.parametrize("method", ["cholesky", "cg"])
+def test_no_rows(method):
+    empty = kernel(X[:0]).add_diagonal(0.1)
+    assert empty.solve(X[:0], method=method).shape == (0, 3) and empty.logdet(method=method) == 0
+
+
+def test_a_diagonal_of_zeros_is_singular_rather_than_nan():
+    zeros = torch.zeros(N, dtype=torch.float64)
+    with pytest.warns(ConvergenceWarning, match="not positive definite to the accuracy"):
+        DiagonalOperator(zeros).solve(X, method="cg")
+    with pytest.raises(NotPositiveDefiniteError):
+        DiagonalOperator(zeros - 1).solve(X, method="cg")
+    b = torch.ones(N, dtype=torch.float64)
+    b[0] = zeros[0] = 0.0
+    part = (zeros + 2).index_fill(0, torch.tensor([0]), 0.0)
+    close(DiagonalOperator(part).solve(b, method="cg"), b / 2)
+
+
+def test_ranks_of_numpy():
+    assert kernel().preconditioner(rank=np.int64(5)).rank == 5  # type: ignore[arg-type]
+    close(kernel().eigsh(np.int64(2))[0], kernel().eigsh(2)[0])  # type: ignore[arg-type]

@@ -122,6 +122,10 @@ BAD = {
     "half": (lambda: kernel(X.half()).eigsh(1), "float32 or float64"),
     "root of a rectangle": (lambda: KernelOperator(kernels.RBF(), X, Y).sqrt_matmul(Y), "needs a square operator"),
     "tol": (lambda: kernel().sqrt_matmul(X, tol=-1), "tol must be >= 0"),
+    "NaN": (lambda: kernel(X * torch.nan).eigsh(2), "the operator has NaN or infinite entries"),
+    "a root of NaN": (lambda: kernel(X * torch.nan).sqrt_matmul(X), "the operator has NaN or infinite entries"),
+    "NaN to be multiplied": (lambda: kernel().sqrt_matmul(X * torch.nan), "b has NaN or infinite entries"),
+    "no product": (lambda: kernel().sqrt_matmul(X, max_iter=0), "max_iter must be a whole number >= 1; got 0"),
     "no column": (lambda: kernel(XB).sqrt_matmul(X[:, :0]), "at least one row and one column"),
 }
 

@@ -16,6 +16,7 @@ from kernops.solvers import (
     largest_eigenpairs,
     log_quadrature,
     pivoted_cholesky,
+    root_product,
 )
 from kernops.solvers import cg as cg_module
 from kernops.solvers.preconditioners import _greedy
@@ -293,3 +294,52 @@ def test_columns_that_have_converged_are_multiplied_no_more(monkeypatch):
     torch.testing.assert_close(found[4].rest, rest, rtol=1e-6, atol=1e-14)
     torch.testing.assert_close(found[4].residual, rest.norm(dim=0) / b.norm(dim=0), rtol=1e-6, atol=1e-14)
     assert found[4].converged and float(found[4].residual.max()) <= 1.1e-8
+
+
+SIZES = {torch.float32: (1e-30, 1e-22, 1e22, 1e35), torch.float64: (1e-250, 1e-170, 1e170, 1e290)}
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_right_hand_sides_of_any_size(dtype):
+    """Whose squares are no numbers of the dtype; beside others, with a start, and to the same bits as others."""
+    a, b = spd(60, 100.0).to(dtype), B[:60].to(dtype)
+    x0 = torch.ones_like(b)
+    for start in (None, x0):
+        plain = conjugate_gradients(lambda v: a @ v, b, x0=start, tol=1e-5, history=9)
+        for size in SIZES[dtype]:
+            unit = torch.tensor([1.0, 2.0 ** round(np.log2(size)), 1.0], dtype=dtype)
+            moved = None if start is None else start * unit
+            found = conjugate_gradients(lambda v: a @ v, b * unit, x0=moved, tol=1e-5, history=9)
+            assert found.converged and found.iterations == plain.iterations
+            assert torch.equal(found.x, plain.x * unit) and torch.equal(found.rest, plain.rest * unit)
+            assert torch.equal(found.residual, plain.residual) and torch.equal(found.steps[0], plain.steps[0])
+    torch.testing.assert_close(a @ plain.x, b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_square_roots_of_vectors_of_any_size(dtype):
+    a = spd(60, 100.0)
+    values, vectors = torch.linalg.eigh(a)
+    want = (vectors * values.sqrt()) @ vectors.T @ B[:60]
+    for size in SIZES[dtype]:
+        found, _, _ = root_product(lambda v: a.to(dtype) @ v, (B[:60] * size).to(dtype), 1e-6, 60)
+        torch.testing.assert_close(found.double() / size, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_a_singular_matrix_without_a_solution_is_no_matter_of_nan(dtype):
+    """Each step makes the residual larger by as much as the preconditioner is wrong, up to no number at all."""
+    twice = torch.arange(40) % 20
+    a = torch.eye(20, dtype=dtype)[twice][:, twice]
+    low = torch.eye(20, dtype=dtype)[twice]
+    inverse = LowRankPlusDiagonal(low, torch.full((1,), 10 * torch.finfo(dtype).eps, dtype=dtype)).solve
+    b = torch.stack([torch.ones(40, dtype=dtype), torch.arange(40, dtype=dtype)], -1)
+    found = conjugate_gradients(lambda v: a @ v, b, preconditioner=inverse, warn=False)
+    assert "not positive definite to the accuracy" in found.reason and not found.indefinite
+    assert torch.isfinite(found.x).all() and (found.residual <= 1).all()
+    torch.testing.assert_close(a @ found.x[:, :1], b[:, :1])
+
+
+def test_a_matrix_of_nan_is_one():
+    found = conjugate_gradients(lambda v: v * float("nan"), B, warn=False)
+    assert "not finite" in found.reason and not found.converged
