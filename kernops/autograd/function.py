@@ -35,8 +35,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def reduce(
-    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None
-) -> Outs:
+    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None,
+    fresh: bool = False,
+) -> Outs:  # fmt: skip
     """Compute ``plan`` for ``m`` rows and ``n`` columns, differentiably to any order.
 
     Arguments, results and errors are those of :func:`kernops.backends.reduce`. Numbers have no gradients.
@@ -54,7 +55,7 @@ def reduce(
     moves = _moves(tensors)
     if moves is not None:
         if not (moves and torch.is_grad_enabled()):
-            return backends.reduce(plan, tensors, m, n, backend, batch)
+            return backends.reduce(plan, tensors, m, n, backend, batch, fresh)
         first: Tensor | None = tensors[plan.tensors[0]] if plan.reads_all and plan.tensors else None  # type: ignore[assignment]
         if first is not None and first.dtype not in _HALVES:
             if batch is None:

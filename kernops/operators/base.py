@@ -203,9 +203,10 @@ class LinearOperator(ABC):
         """
         from .structured import DiagonalOperator
 
-        return self + DiagonalOperator(self._diagonal_like(diagonal))
+        return self + DiagonalOperator._of(self._diagonal_like(diagonal), self.shape[-1])
 
     def _diagonal_like(self, diagonal: float | Tensor) -> Tensor:
+        """A tensor of one number, of (*B, 1) or of (*B, N)."""
         self._need_square("add_diagonal")
         if isinstance(diagonal, Real) and not isinstance(diagonal, bool):
             diagonal = torch.tensor(float(diagonal), dtype=self.dtype, device=self.device)
@@ -213,11 +214,9 @@ class LinearOperator(ABC):
             raise TypeError(f"diagonal must be a number or a tensor; got {type(diagonal).__name__}")
         self._need_like("diagonal", diagonal)
         n = self.shape[-1]
-        if diagonal.ndim == 0:
-            diagonal = diagonal[None]
-        if diagonal.shape[-1] not in (1, n):
+        if diagonal.ndim and diagonal.shape[-1] not in (1, n):
             raise ValueError(f"diagonal must be a number or have shape (..., {n}); got {tuple(diagonal.shape)}")
-        return diagonal.expand(*diagonal.shape[:-1], n)
+        return diagonal
 
     # --- indexing -------------------------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Any:
