@@ -3,6 +3,7 @@
 from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, KroneckerOperator
+from .derivatives import DerivativesOperator
 from .kernel import KernelOperator
 from .rescaled import RescaledOperator
 from .solving import Preconditioner, Report, make_preconditioner
@@ -13,6 +14,7 @@ __all__ = [
     "BlockDiagonalOperator",
     "ConvergenceWarning",
     "DenseOperator",
+    "DerivativesOperator",
     "DiagonalOperator",
     "KernelOperator",
     "KroneckerOperator",
