@@ -99,11 +99,12 @@ def _source(thing: Any) -> str:
 def members(cls: type) -> list[tuple[str, Any]]:
     """Public methods and properties that the class or a base of ours defines, in alphabetical order.
 
-    Those of a base that has an entry of its own are said there.
+    Those of a base that has an entry of its own, and what it inherits, are said there.
     """
     found: dict[str, Any] = {}
+    said = {base for entry in cls.__mro__[1:] if _has_entry(entry) for base in entry.__mro__}
     for base in reversed(cls.__mro__):
-        if base.__module__.split(".")[0] == "kernops" and (base is cls or not _has_entry(base)):
+        if base.__module__.split(".")[0] == "kernops" and base not in said:
             found.update({n: m for n, m in vars(base).items() if _documentable(n, m)})
     return sorted(found.items(), key=lambda item: item[0].lower())
 

@@ -32,12 +32,12 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 _NUMBERS = frozenset((float, int, type(None)))
 _PLAIN = _NUMBERS | {Tensor, Parameter}
 _HALVES = (torch.float16, torch.bfloat16)
-_MOST_LEVELS = 16  # torch allows 64; each is a gradient of gradients
 
 
 def reduce(
-    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None
-) -> Outs:
+    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None,
+    fresh: bool = False,
+) -> Outs:  # fmt: skip
     """Compute ``plan`` for ``m`` rows and ``n`` columns, differentiably to any order.
 
     Arguments, results and errors are those of :func:`kernops.backends.reduce`. Numbers have no gradients.
@@ -55,7 +55,7 @@ def reduce(
     moves = _moves(tensors)
     if moves is not None:
         if not (moves and torch.is_grad_enabled()):
-            return backends.reduce(plan, tensors, m, n, backend, batch)
+            return backends.reduce(plan, tensors, m, n, backend, batch, fresh)
         first: Tensor | None = tensors[plan.tensors[0]] if plan.reads_all and plan.tensors else None  # type: ignore[assignment]
         if first is not None and first.dtype not in _HALVES:
             if batch is None:
@@ -305,8 +305,18 @@ def _level(tensors: Sequence[Input]) -> int:
     if level:
         return level
     # A thread of autograd's, which runs the backward pass of another one on a GPU, does not know that one's level.
-    batched = [t for t in tensors if isinstance(t, Tensor) and _is_batched(t)]
-    return max(k for k in range(1, _MOST_LEVELS + 1) if any(_has_level(t, k) for t in batched))
+    return max(_innermost(t) for t in tensors if isinstance(t, Tensor))
+
+
+def _innermost(t: Tensor) -> int:
+    """The innermost level that batches a tensor, 0 if none does: torch does not tell, so one after the other is
+    taken off."""
+    level = found = 0
+    while _is_batched(t):
+        level += 1
+        if _has_level(t, level):
+            t, found = torch._remove_batch_dim(t, level, 1, 0), level
+    return found
 
 
 def _has_level(t: Tensor, level: int) -> bool:

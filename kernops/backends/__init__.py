@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 
 from .. import environment
-from ..formula.graph import CAT_I, CAT_J, CAT_SCALAR
+from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR
 from ..formula.plan import Plan
 from ..formula.reductions import CORES
 from .layout import batch_of, broadcast, own_axes
@@ -62,8 +62,9 @@ def _module(backend: str, device: torch.device, asker: str, package: str) -> Mod
 
 
 def reduce(
-    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None
-) -> tuple[Tensor, ...]:
+    plan: Plan, tensors: Sequence[Input], m: int, n: int, backend: str = "auto", batch: tuple[int, ...] | None = None,
+    fresh: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Compute ``plan`` for ``m`` rows and ``n`` columns.
 
     Args:
@@ -73,8 +74,9 @@ def reduce(
             as Python floats. Batch shapes broadcast.
         m, n: numbers of rows and columns.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"tiled"``.
-        batch: the broadcast batch shape, if the caller has checked the tensors against it already. If that is ``()``,
-            rows may have an axis of length 1 beside them, as in the arrays of a ``LazyTensor``: (m, 1, D) or (1, n, D).
+        batch: the broadcast batch shape, if the caller knows it. If that is ``()``, rows may have an axis of length 1
+            beside them, as in the arrays of a ``LazyTensor``: (m, 1, D) or (1, n, D).
+        fresh: whether the caller has just checked the tensors against all that.
 
     Returns:
         The plan's outputs, (*B, m, D') each; (*B, m, K, D') for ``KMin``. Indices are int64. float16 and bfloat16 are
@@ -86,18 +88,24 @@ def reduce(
         TypeError: a tensor is not of a floating-point dtype.
     """
     if batch is None:
-        batch = validate(plan, tensors, m, n)
+        batch, fresh = validate(plan, tensors, m, n), True
     if plan.k > n:
         raise ValueError(f"k: {plan.core} keeps the k = {plan.k} smallest of n = {n} columns; k must be at most n")
     if plan.reads_all and plan.tensors:
         first: Tensor = tensors[plan.tensors[0]]  # type: ignore[assignment]
     else:
         first, tensors = _only_used(plan, tensors)
-    for t in tensors:
-        if t.__class__ not in _NUMBERS and t.is_neg():  # type: ignore[union-attr]
-            tensors = [t.resolve_neg() if isinstance(t, Tensor) else t for t in tensors]
-            break
     dtype = first.dtype
+    if fresh or batch:
+        if not fresh:
+            _check_data(plan, tensors, m, n, batch, first)
+        negative = False
+        for t in tensors:
+            negative = negative or (t.__class__ not in _NUMBERS and t.is_neg())  # type: ignore[union-attr]
+    else:
+        negative = _look_at_data(plan, tensors, m, n, first)
+    if negative:
+        tensors = [t.resolve_neg() if isinstance(t, Tensor) else t for t in tensors]
     if m == 0 or n == 0 or 0 in batch:
         outs = _empty(plan, first, m, n, batch)
     else:
@@ -112,6 +120,51 @@ def reduce(
     if dtype in _HALVES:
         outs = tuple(o.to(dtype) if o.is_floating_point() else o for o in outs)
     return outs
+
+
+def _look_at_data(plan: Plan, tensors: Sequence, m: int, n: int, first: Tensor) -> bool:
+    """``_check_data`` without batch dimensions, in a fifth of its time; whether a tensor is negated by torch's bit."""
+    dtype, index = first.dtype, first.get_device()  # -1 is the CPU
+    negative = False
+    for k, cat, dim in plan.reads:
+        t = tensors[k]
+        shape, rows = t.shape, n if cat else m
+        other = (
+            shape != (dim,)
+            if cat == CAT_P
+            else shape != (rows, 1, dim) and shape != (1, rows, dim) and shape != (rows, dim)
+        )
+        if other or t.dtype is not dtype or t.get_device() != index:
+            _check_data(plan, tensors, m, n, (), first)
+        if t.is_neg():
+            negative = True
+    return negative
+
+
+def _check_data(
+    plan: Plan, tensors: Sequence[Input], m: int, n: int, batch: tuple[int, ...], first: Tensor
+) -> None:  # fmt: skip
+    """An error unless every tensor has the data that the caller meant: a tensor may get others at any time, as by
+    ``x.data = ...``, and a kernel would read beyond their end."""
+    for k, cat, dim in plan.reads:
+        t: Tensor = tensors[k]  # type: ignore[assignment]
+        own = {CAT_I: (m, dim), CAT_J: (n, dim)}.get(cat, (dim,))
+        beside = not batch and cat != CAT_P and t.shape in ((own[0], 1, dim), (1, own[0], dim))
+        if not (beside or _fits(t.shape, own, batch)) or t.dtype != first.dtype or t.device != first.device:
+            raise ValueError(
+                f"tensors[{k}] has other data than before: {t.dtype} of shape {tuple(t.shape)} on {t.device}, where "
+                f"{first.dtype} of shape {(*batch, *own)} on {first.device} was expected. After `x.data = ...` or a "
+                "module's .to(...), make again what was made of x: the LazyTensor or operator; before a backward pass, "
+                "run the forward pass again"
+            )
+
+
+def _fits(shape: tuple[int, ...], own: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    """Whether a shape ends with ``own``, after batch axes that broadcast to ``batch``."""
+    lead = len(shape) - len(own)
+    if not 0 <= lead <= len(batch) or shape[lead:] != own:
+        return False
+    return all(size in (1, whole) for size, whole in zip(shape[:lead], batch[len(batch) - lead :]))
 
 
 def _only_used(plan: Plan, tensors: Sequence[Input]) -> tuple[Tensor, Sequence[Input]]:

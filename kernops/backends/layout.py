@@ -50,7 +50,7 @@ def compact(tensors: Sequence[Input]) -> list[Any]:
 def pair_steps(t: Tensor) -> tuple[int, int]:
     """Strides of rows and of components of (m, 1, D) or (1, m, D)."""
     first, second, components = t.stride()
-    return (first if t.shape[1] == 1 else second), components
+    return (first if first == second or t.shape[1] == 1 else second), components
 
 
 def strides(tensor: Tensor, cat: int, batch: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 from ..formula.graph import CAT_COL, CAT_ROW, PAIR, Node, text, topological
 from ..formula.ops import OPS
@@ -54,6 +55,9 @@ def plus(index: int | str, offset: int) -> int | str:
 class Emitter:
     """Writes the statements of one function. Scalars get a name each; components of vectors are inlined in loops."""
 
+    #: Operations that a loop may have when it is unrolled in full; a longer one is unrolled less. 0: any number.
+    most_unrolled: ClassVar[int] = 0
+
     def __init__(self, roots: tuple[Node, ...]) -> None:
         self.blocks: list[tuple[list[str], dict[tuple, str]]] = [([], {})]
         self.count = 0
@@ -78,7 +82,8 @@ class Emitter:
     def _cost(self, node: Node) -> int:
         if not node.args:
             return 0
-        own = 6 if "kn::" in (OPS[node.op].text or "kn::") else 1
+        written = OPS[node.op].text or "kn::"
+        own = 6 * (written.count("kn::") - written.count("kn::splat")) or 1
         if node.op in ("Extract", "Broadcast", "ExtractT", "Concat"):
             own = 1
         return own + sum(self.cost[a] for a in node.args if a.dim > 1)
@@ -96,10 +101,14 @@ class Emitter:
         self.line(f"const V {name} = {expression};")
         return name
 
-    def loop(self, length: int | str, full: bool = True):
-        """Open ``for (d = 0; d < length; ++d)``; returns the name of d. Close it with :meth:`end`."""
+    def loop(self, length: int | str, work: int = 0) -> str:
+        """Open ``for (d = 0; d < length; ++d)``, of ``work`` operations for each d; returns the name of d. Close it
+        with :meth:`end`."""
         d = self.fresh("d")
         unroll = length if isinstance(length, str) or length <= FULL_UNROLL else 8
+        if isinstance(unroll, int) and self.most_unrolled:
+            while unroll > 1 and unroll * work > self.most_unrolled:
+                unroll = (unroll + 1) // 2
         self.line(f"KN_UNROLL({unroll})")
         self.begin(f"for (int {d} = 0; {d} < {length}; ++{d})")
         return d
@@ -154,7 +163,7 @@ class Emitter:
     def _store(self, node: Node) -> None:
         name = self.fresh("v")
         self.line(f"V {name}[{node.dim}];")
-        d = self.loop(node.dim)
+        d = self.loop(node.dim, self.cost[node])
         self.line(f"{name}[{d}] = {self.component(node, d)};")
         self.end()
         self.blocks[-1][1][node, None] = name
@@ -177,12 +186,12 @@ class Emitter:
         if pieces:
             self.end()
 
-    def write_all(self, node: Node, base: int) -> None:
-        """Write all components of ``node`` to ``out[base]`` and what follows it."""
+    def write_all(self, node: Node, base: int, work: int = 0) -> None:
+        """Write all components of ``node`` to ``out[base]`` and what follows it; ``work`` is as for :meth:`loop`."""
         if node.dim == 1:
             self.line(f"out[{base}] = {self.component(node, 0)};")
             return
-        d = self.loop(node.dim)
+        d = self.loop(node.dim, work)
         self.line(f"out[{plus(d, base)}] = {self.component(node, d)};")
         self.end()
 
@@ -193,7 +202,7 @@ class Emitter:
         if arg.dim == 1:
             return self.component(arg, 0)
         self.line(f"V {acc} = {init};")
-        d = self.loop(arg.dim)
+        d = self.loop(arg.dim, self.cost[arg] + 1)
         self.line(f"{acc} = {update.format(acc, self.component(arg, d))};")
         self.end()
         return acc
@@ -211,7 +220,7 @@ class Emitter:
         best, arg, where = self.fresh("s"), node.args[0], self.fresh("s")
         self.line(f"V {best} = {self.component(arg, 0)}, {where} = {splat(0.0)};")
         if arg.dim > 1:
-            d = self.loop(arg.dim)
+            d = self.loop(arg.dim, self.cost[arg] + 4)
             value = self.component(arg, d)
             first_nan = f"kn::and_(kn::is_nan({value}), kn::eq({best}, {best}))"
             take = self.fresh("m")
@@ -321,12 +330,12 @@ def _flat(letters: str, at: dict[str, str], size: dict[str, int]) -> str:
     return text
 
 
-def terms_text(terms: tuple[Node, ...]) -> str:
+def terms_text(terms: tuple[Node, ...], emitter: type[Emitter] = Emitter) -> str:
     """The statements that write the values of ``terms`` one after the other to ``out``."""
-    e = Emitter(terms)
+    e = emitter(terms)
     offset = 0
     for term in terms:
-        e.write_all(term, offset)
+        e.write_all(term, offset, e.cost[term])
         offset += term.dim
     return e.text()
 
@@ -350,8 +359,8 @@ def finish_text(factor: Node | None) -> str:
     return e.text()
 
 
-def emit(plan: Plan) -> str:
-    """The C++ text of ``plan``'s formulas; the struct is ``kn::Formula``."""
+def emit(plan: Plan, emitter: type[Emitter] = Emitter) -> str:
+    """The C++ text of ``plan``'s formulas, written by ``emitter``; the struct is ``kn::Formula``."""
     p = plan.program
     core_dim = p.pair[-1].dim
     return f"""// {plan.core} over j of {text(plan.formula, 1000)}
@@ -366,14 +375,14 @@ struct Formula {{
 
   template <class T, class In, class Out> KN_FN static void row(const In& in, Out out) {{
     typedef T V;
-{terms_text(p.row_terms)}
+{terms_text(p.row_terms, emitter)}
   }}
   template <class T, class In, class Out> KN_FN static void col(const In& in, Out out) {{
     typedef T V;
-{terms_text(p.col_terms)}
+{terms_text(p.col_terms, emitter)}
   }}
   template <int C, class V, class X, class Y> KN_FN static void pair(const X& x, const Y& y, int c0, V* out) {{
-{pair_text(p.pair)}
+{pair_text(p.pair, emitter)}
   }}
   template <class T, class X> KN_FN static T finish(const X& x, int c, T value) {{
     typedef T V;

@@ -14,7 +14,7 @@ from functools import lru_cache
 from ..formula.graph import CAT_COL, PAIR, Node, rewrite, topological, var
 from ..formula.ops import OPS
 from ..formula.plan import Plan
-from .contraction import SumsEmitter, contraction, squares, sums_text
+from .contraction import HostEmitter, SumsEmitter, contraction, squares, sums_text
 from .emit import emit, pair_text
 from .products import products_text
 
@@ -183,7 +183,7 @@ def source(plan: Plan, itemsize: int, machine: Machine, few: str = "", tuned: Sc
     columns = {v.params[1] for v in topological(*plan.program.col_terms) if v.is_var}
     table = [(str(kinds.get(k, -1)), str(int(k in columns))) for k in range(plan.n_vars)] + [("-1", "0")]
     return f"""#include "host/{s.header}.h"
-{_fixed_unrolling(emit(plan), s.chunk)}
+{_fixed_unrolling(emit(plan, HostEmitter), s.chunk)}
 namespace kn {{
 struct Host : Formula {{
   static constexpr int KIND[] = {{{", ".join(kind for kind, _ in table)}}};

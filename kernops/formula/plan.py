@@ -82,6 +82,12 @@ class Plan:
         return tuple(v.params[1] for v in self.variables if v.params[0] != CAT_SCALAR)  # type: ignore[misc]
 
     @cached_property
+    def reads(self) -> tuple[tuple[int, int, int], ...]:
+        """Number, category and components of each variable that occurs and is a tensor."""
+        used = (v.params for v in self.variables)
+        return tuple((number, cat, dim) for cat, number, dim in used if cat != CAT_SCALAR)  # type: ignore[misc]
+
+    @cached_property
     def reads_all(self) -> bool:
         """Whether the formula reads every tensor and number that it is given."""
         return len(self.variables) == self.n_vars

@@ -1,5 +1,6 @@
 """Bird's-eye-view pooling of camera features (lift-splat), and the sums by bucket that it is made of."""
 
+from . import operator  # noqa: F401  (registers torch.ops.kernops, which loaded programs look for)
 from .buckets import BucketPlan as BucketPlan
 from .buckets import bucketed_cumsum as bucketed_cumsum
 from .buckets import bucketed_sum as bucketed_sum

@@ -8,16 +8,12 @@ from typing import Any
 
 import torch
 
+from .calls import call
 from .kernels import Level, choose
-from .operator import FIELDS, call, flatten, unflatten
+from .levels import FIELDS, MOST, flatten, levels_of, unflatten
 
 Tensor = torch.Tensor
 
-#: A bucket longer than LONG items is summed in pieces of PIECE items, and the pieces' sums are added: with one piece a
-#: multiprocessor has nothing to share with the others, and shorter ones cost a second pass that is not worth it.
-LONG, PIECE = 16384, 4096
-#: Items or buckets at most: numbers a little beyond the last one must fit into 32 bits.
-MOST = 2**31 - 2**13
 _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -227,34 +223,7 @@ def bucket_sort(kernels: ModuleType, buckets: Tensor, n_buckets: int) -> tuple[T
     return torch.empty_like(buckets), buckets.new_zeros(n_buckets + 1)
 
 
-# --- levels -----------------------------------------------------------------------------------------------------------
-def levels_of(level: Level, longest: int) -> tuple[Level, ...]:
-    """The passes that sum these segments: a second one, which adds pieces, if the longest has LONG items or more."""
-    return (level,) if longest < LONG else split(level)
-
-
-def split(level: Level) -> tuple[Level, ...]:
-    """The same sums in pieces of PIECE items, and the sums of the pieces.
-
-    Every segment has at least one piece, so that there are at most as many as segments and whole pieces together:
-    the shapes depend on the shapes of ``level`` alone, and the device is not waited for.
-    """
-    starts, n_items = level.starts, level.items.shape[0]
-    segments = starts.numel() - 1
-    capacity = segments + n_items // PIECE
-    if capacity > MOST:
-        return (level,)
-    pieces = ((starts.diff() + (PIECE - 1)) // PIECE).clamp_(min=1)
-    ends = torch.zeros_like(starts)
-    torch.cumsum(pieces, 0, dtype=torch.int32, out=ends[1:])
-    number = torch.arange(capacity, dtype=torch.int32, device=starts.device)
-    segment = (torch.searchsorted(ends, number, right=True) - 1).clamp_(max=segments - 1)
-    begin = starts[segment] + (number - ends[segment]) * PIECE
-    begin = torch.where(number < ends[-1], begin, starts[-1])
-    first = Level(level.items, torch.cat((begin, starts[-1:])), None, capacity)
-    return first, Level(number, ends, level.targets, level.n_out)
-
-
+# --- plans elsewhere --------------------------------------------------------------------------------------------------
 def moved(plan: Any, device: torch.device | str) -> Any:
     """A copy of a plan with its tensors on another device; the plan itself if they are there."""
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .arguments import VARIANTS
-from .buckets import MOST, check_integer, finished, levels_of, moved, split
+from .buckets import check_integer, finished, moved
 from .cells import arguments, truncates
 from .kernels import Level, choose
-from .operator import FIELDS, flatten, unflatten
+from .levels import FIELDS, MOST, Shape, flatten, histogram, levels_of, points_in_order, runs, split, tiles, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from .rig import CameraRig
 
 Tensor = torch.Tensor
-Shape = tuple[int, int, int, int]
-
-#: Cells of a square of TILE x TILE are summed one after the other: neighbours get features from the same pixels, which
-#: are in the cache of the core or multiprocessor then.
-TILE = 8
-#: One part in SPARE more room for (image column, cell) pairs than a "histogram" plan needs when it is made.
-SPARE = 8
 
 
 def choose_variant(cached: bool) -> str:
@@ -177,11 +170,11 @@ class SplatPlan:
         self._order: list[Tensor] = []  # the bucket of each cell, and the cell of each bucket
         self._flat: list[Tensor] = []
         if variant != "atomic" and cells.numel() and n_cells:
-            self._order = list(_tiles(shape, cells.device))
+            self._order = list(tiles(shape, cells.device))
             if variant == "histogram":
-                levels: tuple[Level, ...] = _histogram(kernels, cells, n_cells, self._order, None)
+                levels: tuple[Level, ...] = histogram(kernels, cells, n_cells, self._order, None)
             else:
-                level = _runs(kernels, cells, n_cells, self._order)
+                level = runs(kernels, cells, n_cells, self._order)
                 levels = levels_of(level, int(level.starts.diff().max()))
             self._flat = flatten(kernels, levels)
         finished(self)
@@ -279,7 +272,7 @@ class SplatPlan:
             else:  # how the work is shared out, of another device or back end
                 self._flat[k] = new
         if self._points is not None:
-            for old, new in zip(self._points, _points(kernels, cells, math.prod(self.shape))):
+            for old, new in zip(self._points, points_in_order(kernels, cells, math.prod(self.shape))):
                 old.copy_(new)
         self.cells.copy_(cells)
         self.rig, self._seen = rig, _fingerprint(rig)
@@ -292,15 +285,15 @@ class SplatPlan:
             if cells.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("refresh of a 'histogram' plan waits for the GPU: it cannot be captured in a graph")
             capacity = self._flat[1].numel() - 1
-            return flatten(kernels, _histogram(kernels, cells, n_cells, self._order, capacity))
-        level = _runs(kernels, cells, n_cells, self._order)
+            return flatten(kernels, histogram(kernels, cells, n_cells, self._order, capacity))
+        level = runs(kernels, cells, n_cells, self._order)
         return flatten(kernels, split(level) if len(self._flat) > FIELDS else (level,))
 
     def by_point(self) -> list[Tensor]:
         """The levels of a sum over single points, which :func:`splat_features` needs; kept once made."""
         if self._points is not None:
             return self._points
-        points = _points(choose(self.backend, self.device), self.cells, math.prod(self.shape))
+        points = points_in_order(choose(self.backend, self.device), self.cells, math.prod(self.shape))
         if self.cells.is_cuda and torch.cuda.is_current_stream_capturing():
             return points  # they hold nothing until the graph is replayed, and belong to it
         self._points = points
@@ -310,60 +303,6 @@ class SplatPlan:
     def __copy__(self) -> SplatPlan:
         """A copy of its own: with shared tensors, a refresh of one would change the other."""
         return copy.deepcopy(self)
-
-
-# --- levels -----------------------------------------------------------------------------------------------------------
-def _tiles(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The bucket of each cell and the cell of each bucket, int32: tile by tile, row by row in a tile."""
-    batch, z, y, x = shape
-    row, column = torch.arange(y, device=device)[:, None], torch.arange(x, device=device)
-    tile = (row // TILE) * (-(-x // TILE)) + column // TILE
-    within = (row % TILE) * TILE + column % TILE
-    in_order = torch.argsort((tile * TILE**2 + within).reshape(-1))
-    layers = torch.arange(batch * z, device=device)[:, None] * (y * x)
-    cell_of = (layers + in_order).reshape(-1)
-    bucket_of = torch.empty_like(cell_of)
-    bucket_of[cell_of] = torch.arange(cell_of.numel(), device=device)
-    return bucket_of.int(), cell_of.int()
-
-
-def _runs(kernels: ModuleType, cells: Tensor, n_cells: int, order: list[Tensor]) -> Level:
-    bucket_of, cell_of = order
-    items, starts = kernels.make_runs(cells, n_cells, bucket_of)
-    return Level(items, starts, cell_of, n_cells)
-
-
-def _histogram(
-    kernels: ModuleType, cells: Tensor, n_cells: int, order: list[Tensor], capacity: int | None
-) -> tuple[Level, Level]:
-    """Sums by (image column, cell), and of these by cell, with room for ``capacity`` pairs (None: some to spare)."""
-    bucket_of, cell_of = order
-    batch, cameras, _, _, width = cells.shape
-    camera = torch.arange(batch * cameras, device=cells.device).reshape(batch, cameras, 1, 1, 1)
-    column = camera * width + torch.arange(width, device=cells.device)
-    pair = torch.where(cells < 0, -1, column * n_cells + bucket_of[cells.clamp(min=0).long()])
-    found, number = torch.unique(pair, return_inverse=True)
-    dropped = int(found[0] < 0)
-    found = found[dropped:]
-    if capacity is None:
-        capacity = found.numel() + found.numel() // SPARE + SPARE
-    elif found.numel() > capacity:
-        raise RuntimeError(
-            f"refresh: the new calibration has {found.numel()} pairs of image columns and cells, and this 'histogram' "
-            f"plan room for {capacity}; make a new plan"
-        )
-    items, starts = kernels.make_runs((number - dropped).int(), capacity, None)
-    buckets = cells.new_full((capacity,), -1)
-    buckets[: found.numel()] = (found % n_cells).int()
-    rows, ends = kernels.bucket_sort(buckets, n_cells)
-    return Level(items, starts, None, capacity), Level(rows, ends, cell_of, n_cells)
-
-
-def _points(kernels: ModuleType, cells: Tensor, n_cells: int) -> list[Tensor]:
-    if cells.numel() == 0 or n_cells == 0:
-        return []
-    order, starts = kernels.bucket_sort(cells.reshape(-1), n_cells)
-    return flatten(kernels, split(Level(order, starts, None, n_cells)))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class CameraRig:
         self.bda: Tensor | None = found.get("bda")
         self._named = names is not None
         self.names = _names(names, self.shape[1])
-        self._digest: tuple[list[Tensor], list[int], str] | None = None
+        self._digest: tuple[list[Tensor], list[Tensor], list[tuple], str] | None = None
         if check:
             check_values(found, self.names)
 
@@ -153,19 +153,20 @@ class CameraRig:
     def calibration(self) -> str:
         """SHA-256 of the image size and of all matrices, in hexadecimal: rigs with the same one give the same cells.
 
-        Reading it waits for a GPU that the matrices are on. It is kept until one of the tensors is changed in place (by
-        an operation of torch: what the replay of a CUDA graph writes goes unnoticed).
+        Reading it waits for a GPU that the matrices are on. It is kept until one of the tensors gets other data or is
+        changed in place (by an operation of torch: what the replay of a CUDA graph writes goes unnoticed).
         """
         tensors = [t for t in self._matrices().values() if t is not None]
         if any(t.is_inference() for t in tensors):  # torch does not count their changes
             return self._hash()
-        versions = [t._version for t in tensors]
+        now: list[tuple] = [(t._version, t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
         if self._digest is not None:
-            seen, seen_versions, digest = self._digest
-            if versions == seen_versions and len(seen) == len(tensors) and all(map(operator.is_, seen, tensors)):
+            seen, _, then, digest = self._digest
+            if now == then and len(seen) == len(tensors) and all(map(operator.is_, seen, tensors)):
                 return digest
         digest = self._hash()
-        self._digest = (tensors, versions, digest)
+        # Views of the data that were seen: as long as they are kept, no others can come to lie at the same address.
+        self._digest = (tensors, [t.detach() for t in tensors], now, digest)
         return digest
 
     def _hash(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .buckets import check_float
-from .operator import call
+from .calls import call
 from .plan import SplatPlan
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from ..autograd.tracing import is_dynamo_compiling
-from ..formula.graph import CAT_SCALAR, Node
+from ..formula.graph import CAT_P, CAT_SCALAR, Node
 from ..lazy import LazyTensor
-from ..lazy.frame import Frame, merge
-from ..lazy.nodes import SCALAR, moved
+from ..lazy.arrays import to_tensor
+from ..lazy.frame import PLAIN, VIEWS, Frame, merge
+from ..lazy.nodes import SCALAR, moved, variable
+from ..lazy.views import Late, flat, flat_matrices
 from .slots import scalar_formula
 from .table import Row, complete
 
@@ -327,9 +329,15 @@ def as_parameter(value: Any, like: LazyTensor, rank: int) -> LazyTensor:
         space = like.frame.space
         assert space is not None
         value = torch.tensor(value, dtype=space.dtype, device=space.device)
-    if rank == 2 and value.ndim >= 2:
-        value = value.flatten(-2)
-    return LazyTensor(value.reshape(-1) if value.ndim < 2 else value[..., None, None, :])
+    tensor, space = to_tensor(value, "a parameter")
+    given: Any = tensor
+    if tensor.ndim == 0:
+        given = Late(tensor, flat)
+    elif rank == 2 and tensor.ndim >= 2:
+        given = Late(tensor, flat_matrices)
+    shape = tuple(tensor.shape) if given is tensor else tuple(given.read().shape)
+    frame = Frame((given,), (CAT_P,), None, None, shape[:-1], space, form=PLAIN if given is tensor else VIEWS)
+    return LazyTensor(variable(CAT_P, shape[-1]), frame)
 
 
 def combine(name: str, build: Callable[..., Node], *parts: LazyTensor) -> LazyTensor:

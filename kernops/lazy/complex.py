@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..autograd.tracing import is_dynamo_compiling
 from .frame import Frame
 from .nodes import build
 from .operators import operate_all
 from .reductions import VECTOR
 from .tensor import LazyTensor
+from .views import imaginary_part, real_part
 
 Tensor = torch.Tensor
 _COMPLEX_NAMES = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
@@ -144,7 +146,11 @@ def as_complex(x: Any, axis: Any = None) -> ComplexLazyTensor:
     if not is_complex(x):
         return pair(x if isinstance(x, LazyTensor) else LazyTensor(x, axis), LazyTensor(0))
     parts = (x.real, x.imag) if not isinstance(x, np.ndarray) or x.ndim else (float(x.real), float(x.imag))
-    return pair(LazyTensor(parts[0], axis), LazyTensor(parts[1], axis))
+    halves = [LazyTensor(part, axis) for part in parts]
+    if isinstance(x, Tensor) and not is_dynamo_compiling():
+        for half, part in zip(halves, (real_part, imaginary_part)):
+            half.frame = half.frame.through(x, part)
+    return pair(*halves)
 
 
 def _times(a: ComplexLazyTensor, b: ComplexLazyTensor) -> ComplexLazyTensor:

@@ -11,8 +11,9 @@ import torch
 from ..autograd.tracing import is_dynamo_compiling
 from ..formula.graph import CAT_I, CAT_J, CAT_P, CAT_SCALAR, Node
 from .arrays import ARRAYS, Space, to_tensor
-from .frame import EMPTY, Frame, Numbers, symbol
+from .frame import EMPTY, PAIRS, VIEWS, Frame, Numbers, symbol
 from .nodes import SCALAR, constant, variable
+from .views import Late, View, flat, vectors, without_columns, without_rows
 
 Tensor = torch.Tensor
 
@@ -46,7 +47,17 @@ def from_array(x: Any, axis: int | None) -> tuple[Node, Frame]:
         raise ValueError(f"axis must be 0 (i) or 1 (j) for an array of shape {tuple(shape)}; got {axis!r}")
     elif axis not in (None, 2):
         raise ValueError(f"axis must be None or 2 (parameter) for an array of shape {tuple(shape)}; got {axis!r}")
-    return variable(CAT_P, shape[-1] if rank else 1), Frame((tensor.reshape(-1),), _P, None, None, (), space)
+    node = variable(CAT_P, shape[-1] if rank else 1)
+    return node, _viewed(tensor, _P, None, None, (), space, flat) if rank != 1 else Frame((tensor,), _P, space=space)
+
+
+def _viewed(
+    t: Tensor, cats: tuple[int], m: int | None, n: int | None, batch: tuple[int, ...], space: Space, view: View
+) -> Frame:
+    """The frame of a tensor that is read through a view; traced code makes it at once."""
+    if is_dynamo_compiling():
+        return Frame((view(t),), cats, m, n, batch, space)
+    return Frame((Late(t, view),), cats, m, n, batch, space, None, False, VIEWS)
 
 
 def _from_shape(tensor: Tensor, space: Space, shape: torch.Size) -> tuple[Node, Frame]:
@@ -61,17 +72,20 @@ def _from_shape(tensor: Tensor, space: Space, shape: torch.Size) -> tuple[Node, 
             f"got {tuple(tensor.shape)}"
         )
     if columns == rows:
-        return variable(CAT_P, dim), Frame((tensor.squeeze(-2).squeeze(-2),), _P, None, None, batch, space)
+        return variable(CAT_P, dim), _viewed(tensor, _P, None, None, batch, space, vectors)
     traced = is_dynamo_compiling()
-    pairs = not (batch or traced)  # are kept: `squeeze`, and its node in autograd's graph, take long
     if rows != 1:
         node = None if traced else _variables.get((CAT_I, dim))
-        given = tensor if pairs else tensor.squeeze(-2)
-        frame = Frame((given,), _I, rows, None, batch, space, None, False, pairs)
+        if batch or traced:
+            frame = _viewed(tensor, _I, rows, None, batch, space, without_columns)
+        else:  # kept as it is: a view, and its node in autograd's graph, take long
+            frame = Frame((tensor,), _I, rows, None, batch, space, None, False, PAIRS)
         return variable(CAT_I, dim) if node is None else node, frame
     node = None if traced else _variables.get((CAT_J, dim))
-    given = tensor if pairs else tensor.squeeze(-3)
-    frame = Frame((given,), _J, None, columns, batch, space, None, False, pairs)
+    if batch or traced:
+        frame = _viewed(tensor, _J, None, columns, batch, space, without_rows)
+    else:
+        frame = Frame((tensor,), _J, None, columns, batch, space, None, False, PAIRS)
     return variable(CAT_J, dim) if node is None else node, frame
 
 

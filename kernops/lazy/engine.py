@@ -17,7 +17,7 @@ from ..autograd.tracing import cached, make_plan
 from ..formula.graph import CAT_I, CAT_J, CAT_SCALAR, Node
 from ..formula.reductions import CORES, REDUCTION_NAMES, REDUCTIONS
 from .arrays import Space, give_back
-from .frame import Frame
+from .frame import VIEWS, Frame
 from .nodes import ZERO, build, swapped, variable, weighted
 
 Tensor = torch.Tensor
@@ -58,8 +58,8 @@ class Request:
             m, n = self.rows(frame)
         if n < self.k or n == 0:
             self.check_length(m, n)
-        tensors = frame.tensors if frame.batch else frame.given
-        outs = reduce(self.plan, tensors, m, n, backend, frame.batch)
+        tensors = frame.given if frame.form < VIEWS else frame.tensors
+        outs = reduce(self.plan, tensors, m, n, backend, frame.batch, frame.fresh)
         if self.as_is:
             return outs[0] if len(outs) == 1 else outs
         if len(self.returns) == 1:

@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 import torch
 
 from ..autograd.tracing import cached, is_dynamo_compiling
-from ..backends.layout import compact
 from ..formula.graph import CAT_I, CAT_J, CAT_P
 from .arrays import Space, kind_of, to_tensor
+from .views import Late, View, Views, late, read
 
 Tensor = torch.Tensor
 
 _transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
-_compacting = threading.RLock()
+_viewing = threading.RLock()
 
 #: Words for categories in messages.
 WORDS = {CAT_I: "i-variable", CAT_J: "j-variable", CAT_P: "parameter"}
@@ -52,6 +52,9 @@ class Numbers(tuple):
 
 Value = Tensor | float | Symbol | Numbers | None
 
+#: What ``Frame.given`` may hold besides what ``Frame.tensors`` does: nothing; (m, 1, D) and (1, n, D); ``Late``, too.
+PLAIN, PAIRS, VIEWS = range(3)
+
 
 class Frame:
     """The data of an expression.
@@ -66,11 +69,13 @@ class Frame:
         space: kind, dtype and device of the tensors; ``None`` if there is none yet.
         backend: back end asked for, or ``None``.
         loose: whether some value is a ``Symbol`` or ``Numbers``.
-        given, pairs: ``tensors`` where variables may still be as the caller gave them, (m, 1, D) and (1, n, D); whether
-            some are. Only :func:`kernops.autograd.reduce` without batch dimensions takes them so.
+        given, form: ``tensors`` as the caller gave them; what may be among these, ``PLAIN``, ``PAIRS`` or ``VIEWS``.
+            Without batch dimensions :func:`kernops.autograd.reduce` takes ``PAIRS`` as they are; with, there are none.
+        fresh: whether the tensors came with this very call, so that they are as they were when they were looked at.
     """
 
-    __slots__ = ("given", "cats", "m", "n", "batch", "space", "backend", "loose", "pairs", "_compact")
+    __slots__ = ("given", "cats", "m", "n", "batch", "space", "backend", "loose", "form", "_views", "_late")
+    fresh = False
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class Frame:
         space: Space | None = None,
         backend: str | None = None,
         loose: bool = False,
-        pairs: bool = False,
+        form: int = PLAIN,
     ) -> None:
         self.given = given
         self.cats = cats
@@ -92,26 +97,46 @@ class Frame:
         self.space = space
         self.backend = backend
         self.loose = loose
-        self.pairs = pairs
-        self._compact: tuple[Any, ...] | None = None
+        self.form = form
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        if not self.pairs:
+        if self.form == PLAIN:
             return self.given
+        batched = bool(self.batch)
         if is_dynamo_compiling() or _transformed() or _modes() or torch.is_inference_mode_enabled():
-            return tuple(compact(self.given))  # views that are not to outlive what is going on
-        with _compacting:  # the same views each time, also for another thread: whoever asks may know them by identity
-            if self._compact is None:
-                with torch.enable_grad():  # they may be differentiated later
-                    self._compact = tuple(compact(self.given))
-            return self._compact
+            return tuple([read(v, batched) for v in self.given])  # that are not to outlive what is going on
+        with _viewing:  # the same views each time, also for another thread: whoever asks may know them by identity
+            views = getattr(self, "_views", None)  # not set in __init__, which is called all the time
+            if views is None:
+                views = self._views = Views(len(self.given))
+            with torch.enable_grad():  # they may be differentiated later
+                return views.of(self.given, batched)
+
+    @property
+    def for_batch(self) -> tuple[Any, ...]:
+        """``given`` as a frame with batch dimensions may hold it, the same objects each time."""
+        if self.form == PLAIN or self.batch:
+            return self.given
+        with _viewing:
+            made = getattr(self, "_late", None)
+            if made is None:
+                made = self._late = tuple([late(v) for v in self.given])
+            return made
+
+    def through(self, source: Tensor, *first: View) -> Frame:
+        """The same frame, of one tensor that is such a view of ``source``; at each reading, the view is made anew."""
+        (tensor,) = self.for_batch
+        steps = tensor.steps if tensor.__class__ is Late else ()
+        new = self.replace()
+        new.given, new.form = (Late(source, *first, *steps),), VIEWS
+        return new
 
     def replace(self, tensors: tuple[Any, ...] | None = None, **changes: Any) -> Frame:
-        if tensors is None and changes.get("batch"):
+        if tensors is None and changes.get("batch") and "given" not in changes:
             tensors = self.tensors
         if tensors is not None:
-            changes.update(given=tensors, pairs=False)
+            changes.update(given=tensors, form=PLAIN)
         return Frame(**{name: changes.get(name, getattr(self, name)) for name in _FIELDS})
 
     def __reduce__(self) -> tuple:
@@ -127,7 +152,14 @@ class Frame:
         return self.replace(cats=cats, m=self.n, n=self.m)
 
 
-_FIELDS = tuple(name for name in Frame.__slots__ if name != "_compact")
+class _Bound(Frame):
+    """The frame of a call whose tensors all came with it."""
+
+    __slots__ = ()
+    fresh = True
+
+
+_FIELDS = tuple(name for name in Frame.__slots__ if not name.startswith("_"))
 
 
 def _restored(*values: Any) -> Frame:
@@ -167,10 +199,12 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
         if backend is not None:
             raise ValueError(f"{op}: the operands ask for two back ends, {backend!r} and {b.backend!r}")
         backend = b.backend
-    pairs = (a.pairs or b.pairs) and not batch
-    given, cats, numbers = a.tensors if batch else a.given, a.cats, []
+    form = a.form if a.form > b.form else b.form
+    given, cats, numbers, others = a.given, a.cats, [], b.given
+    if form and batch:
+        given, others, form = a.for_batch, b.for_batch, VIEWS
     own = len(given)
-    for t, c in zip(b.tensors if batch else b.given, b.cats):
+    for t, c in zip(others, b.cats):
         k = 0
         while k < own and not (given[k] is t and cats[k] == c):
             k += 1
@@ -178,7 +212,7 @@ def merge(a: Frame, b: Frame, op: str) -> tuple[Frame, tuple[int, ...] | None]:
             k = len(given)
             given, cats = (*given, t), (*cats, c)
         numbers.append(k)
-    merged = Frame(given, cats, m, n, batch, space, backend, a.loose or b.loose, pairs)
+    merged = Frame(given, cats, m, n, batch, space, backend, a.loose or b.loose, form)
     return merged, tuple(numbers)
 
 
@@ -254,7 +288,7 @@ class Binder:
                     return None
                 n = shape[0]
             tensors[k] = x
-        return None if space is None else Frame(tuple(tensors), frame.cats, m, n, (), space, frame.backend)
+        return None if space is None else _Bound(tuple(tensors), frame.cats, m, n, (), space, frame.backend)
 
     def _carefully(self, args: tuple[Any, ...]) -> Frame:
         frame = self.frame
@@ -277,12 +311,14 @@ class Binder:
         for k, ind, cat, dim, name in self.slots:
             if k not in bound:
                 bound[k] = _written_out(args[ind], cat, dim, name, space)
-        tensors = tuple(bound.get(k, t) for k, t in enumerate(frame.tensors))
-        batch = self._batch(tensors, known.batch)
-        return Frame(tensors, frame.cats, known.m, known.n, batch, space, frame.backend)
+        batch = known.batch
+        self._check_parameters(tuple(bound.get(k, t) for k, t in enumerate(frame.tensors)))
+        given = tuple(bound.get(k, t) for k, t in enumerate(frame.for_batch if batch else frame.given))
+        form = VIEWS if batch and frame.form else frame.form
+        return Frame(given, frame.cats, known.m, known.n, batch, space, frame.backend, False, form)
 
-    def _batch(self, tensors: tuple[Value, ...], batch: tuple[int, ...]) -> tuple[int, ...]:
-        """The batch shape, after checking that no parameter has an axis which only looks like one: rows."""
+    def _check_parameters(self, tensors: tuple[Value, ...]) -> None:
+        """No parameter has an axis which only looks like one of a batch: rows."""
         pairs = list(zip(tensors, self.frame.cats))
         rank = max([0] + [t.ndim - 2 for t, c in pairs if c in _SWAP and isinstance(t, Tensor)])
         for k, _, cat, dim, name in self.slots:
@@ -292,7 +328,6 @@ class Binder:
                     f"{name}: a parameter is one vector for all rows, ({dim},); got {tuple(t.shape)}. "
                     f"Data with a row for each i or j are variables, Vi({dim}) or Vj({dim})"
                 )
-        return batch
 
 
 def variable(x: Any, cat: int, dim: int, name: str) -> tuple[Tensor, Frame]:

@@ -12,10 +12,11 @@ from ..solvers import conjugate_gradients, implicit_solve
 from . import options
 from .arrays import give_back, kind_of
 from .engine import reduce, request
-from .frame import Binder, Frame, Symbol, merge
+from .frame import VIEWS, Binder, Frame, Symbol, broadcast, merge
 from .genred import over_i as _over_i
 from .genred import read
 from .nodes import build, variable
+from .views import renamed, single, source
 
 Tensor = torch.Tensor
 _SOLVER_OPTIONS = ("alpha", "eps", "max_iter")
@@ -100,7 +101,10 @@ def solve(k: Any, other: Any, unknown: Any, call: bool, **settings: Any) -> Any:
         if kind_of(other) is None:
             raise TypeError(f"solve: the right-hand side must be an array or a variable; got {type(other).__name__}")
         vector = other.ndim == 1
-        found = solve(k, LazyTensor(other[:, None] if vector else other, 0), unknown, call, **settings)
+        right = LazyTensor(other[:, None] if vector else other, 0)
+        if vector and isinstance(other, Tensor):
+            right.frame = right.frame.through(other, single)
+        found = solve(k, right, unknown, call, **settings)
         return found[..., 0] if vector and call and not isinstance(found, Solver) else found
     cat = other.axis
     if cat not in (CAT_I, CAT_J):
@@ -113,7 +117,7 @@ def solve(k: Any, other: Any, unknown: Any, call: bool, **settings: Any) -> Any:
         frame, numbers = merge(k.frame, data, "solve")
         # A right-hand side that is also data of the matrix must not be exchanged there with the unknown.
         if numbers is None or numbers[0] < len(k.frame.tensors):
-            data = data.replace(tensors=(_copy(data.tensors[0]),))
+            data = _renamed(data)
             frame, numbers = merge(k.frame, data, "solve")
         place = numbers[0] if numbers is not None else 0
         formula = build("Mul", (), k.formula, variable(own, other.ndim, place))
@@ -127,17 +131,20 @@ def solve(k: Any, other: Any, unknown: Any, call: bool, **settings: Any) -> Any:
             raise ValueError(
                 "solve: var must be a symbolic variable of the formula, along the axis that is summed over"
             )
-        tensors = list(k.frame.tensors)
-        tensors[place] = other.frame.tensors[0]
-        _, frame = k.formula, k.frame.replace(tensors=tuple(tensors), loose=any(isinstance(t, Symbol) for t in tensors))
+        given = list(k.frame.for_batch)
+        given[place] = other.frame.for_batch[0]
+        loose, batch = any(isinstance(t, Symbol) for t in given), broadcast(k.frame.batch, other.frame.batch, "solve")
+        frame = k.frame.replace(given=tuple(given), form=VIEWS, batch=batch, loose=loose)
         frame, _ = merge(frame, Frame(batch=other.frame.batch, space=other.frame.space, **ends), "solve")
         formula = k.formula
     solver = Solver(formula, frame, place, own == CAT_I, settings)
     return solver() if call and not solver.bind.count else solver
 
 
-def _copy(t: Any) -> Any:
-    return t.view_as(t) if isinstance(t, Tensor) else t
+def _renamed(data: Frame) -> Frame:
+    """The same data, not to be known for the same."""
+    value = source(data.given[0])
+    return data.through(value, renamed) if isinstance(value, Tensor) else data
 
 
 class KernelSolve:

@@ -14,7 +14,8 @@ from ..lazy.arrays import space_of
 from ..lazy.engine import request
 from ..lazy.frame import Frame
 from ..lazy.options import backend_for
-from .kernel import WIDTHS, KernelOperator, _sum
+from .entries import sum_over_columns
+from .kernel import WIDTHS, KernelOperator
 
 if TYPE_CHECKING:
     from .derivatives import DerivativesOperator
@@ -122,7 +123,7 @@ def entries(operator: KernelOperator, rows: Tensor, columns: Tensor, batch: Sequ
     formula: Node = rewrite(operator.lazy.formula, moved)
     count = shape.numel()
     pairs = frame.replace(tensors=tuple(values), cats=tuple(cats), m=count, n=None, batch=())
-    return _sum(LazyTensor(formula, pairs), count, 1, ())[..., 0].expand(count).reshape(shape)
+    return sum_over_columns(LazyTensor(formula, pairs), count, 1, ())[..., 0].expand(count).reshape(shape)
 
 
 def _picked(t: Tensor, shape: Sequence[int], batch: Sequence[Tensor], index: Tensor) -> Tensor:

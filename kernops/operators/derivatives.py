@@ -17,7 +17,8 @@ from ..lazy import LazyTensor
 from ..lazy.frame import merge
 from .base import LinearOperator
 from .bilinear import bilinear_gradients
-from .kernel import KernelOperator, _at, _at_pairs, _columns, _rows, _selected, _sum
+from .entries import at_pairs, at_rows, selected, sum_over_columns
+from .kernel import KernelOperator, _columns, _rows
 
 Tensor = torch.Tensor
 
@@ -118,13 +119,13 @@ class DerivativesOperator(LinearOperator):
             return zero + 0 * v.sum() if v.requires_grad else zero
         lazy = self._weighted_by(v)
         m, n = self.base.shape[-2:]
-        return self._unpacked(_sum(lazy, m, n, lazy.frame.batch), width).expand(*batch, -1, -1)
+        return self._unpacked(sum_over_columns(lazy, m, n, lazy.frame.batch), width).expand(*batch, -1, -1)
 
     def _transposed(self) -> DerivativesOperator:
         return self.of(self.base._transposed(), self.order)
 
     def _diagonal(self) -> Tensor:
-        return _at_pairs(self.entries().lazy, self.shape[-1]).expand(self.shape[:-1])
+        return at_pairs(self.entries().lazy, self.shape[-1]).expand(self.shape[:-1])
 
     def to_dense(self) -> Tensor:
         """The matrix as a tensor (*B, M P, N P), each entry computed once; differentiable."""
@@ -133,14 +134,14 @@ class DerivativesOperator(LinearOperator):
     def _row(self, index: Tensor) -> Tensor:
         point, output = index // self.outputs, index % self.outputs
         frame = self.lazy.frame
-        tensors = tuple(_at(t, point) if c == CAT_I else t for t, c in zip(frame.tensors, frame.cats))
+        tensors = tuple(at_rows(t, point) if c == CAT_I else t for t, c in zip(frame.tensors, frame.cats))
         batch = tuple(torch.broadcast_shapes(frame.batch, index.shape))
         lazy = LazyTensor(self.lazy.formula, frame.replace(tensors=tensors, m=1, batch=batch)).T
         row = self.of(KernelOperator(lazy, symmetric=False), self.order)
         return row._matmul(self._unit_vectors(output)[..., None])[..., 0]
 
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
-        return _at_pairs(self.entries(i, j).lazy, len(i))
+        return at_pairs(self.entries(i, j).lazy, len(i))
 
     def _columns(self, index: Tensor) -> Tensor:
         return self.entries(None, index).to_dense().expand(*self.batch, -1, -1)
@@ -181,7 +182,7 @@ class DerivativesOperator(LinearOperator):
         rows = torch.arange(self.shape[-2], device=self.device) if rows is None else rows
         columns = rows if same else torch.arange(self.shape[-1], device=self.device) if columns is None else columns
         of_rows = rows // self.outputs
-        points = _selected(self.lazy, of_rows, of_rows if same else columns // self.outputs)
+        points = selected(self.lazy, of_rows, of_rows if same else columns // self.outputs)
         left = self._unit_vectors(rows % self.outputs)
         right = left if same else self._unit_vectors(columns % self.outputs)
         frame, a = merge(points.frame, _rows(left).frame, "DerivativesOperator")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
 import torch
 
-from ..formula.graph import CAT_I, CAT_J, Node, rewrite, var, variables
+from ..formula.graph import CAT_I, CAT_J, var
 from ..kernels.constructors import as_kernel
 from ..lazy import LazyTensor
 from ..lazy.arrays import to_tensor
-from ..lazy.engine import request
 from ..lazy.frame import Frame, broadcast, merge
-from ..lazy.options import backend_for
+from ..lazy.views import source
 from .base import LinearOperator
+from .derived import Derived
+from .entries import at_pairs, at_rows, selected, sum_over_columns
 
 Tensor = torch.Tensor
 
@@ -72,7 +73,7 @@ class KernelOperator(LinearOperator):
         backend: str | None = None,
         **params: Any,
     ) -> None:
-        diagonal = None
+        diagonal: Derived | None = None
         if isinstance(kernel, LazyTensor):
             if x is not None or y is not None or params:
                 raise TypeError("a LazyTensor has its points and parameters already; x, y and params must not be given")
@@ -87,12 +88,12 @@ class KernelOperator(LinearOperator):
             lazy = _with_points(kernel.formula(_rows(x), _columns(y)), x, y)
             if y is x:
                 own = kernel.own(_rows(x), _columns(x))
-                diagonal = None if own is None else _at_pairs(_with_points(own, x, x), x.shape[-2])
+                diagonal = None if own is None else _computed(at_pairs, _with_points(own, x, x), x.shape[-2])
         self._set(lazy, (m, n), diagonal, bool(symmetric))
         if backend is not None:
             self.lazy.backend = backend
 
-    def _set(self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Tensor | None, symmetric: bool) -> None:
+    def _set(self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Derived | None, symmetric: bool) -> None:
         m, n = size
         if lazy.is_complex or lazy.formula.dim != 1:
             raise ValueError(f"a kernel must be one real number a pair; got a LazyTensor of shape {lazy.shape}")
@@ -104,14 +105,16 @@ class KernelOperator(LinearOperator):
         if symmetric and m != n:
             raise ValueError(f"an operator of {m} rows and {n} columns cannot be symmetric")
         self.lazy = LazyTensor(lazy.formula, frame)
-        batch = frame.batch if diagonal is None else broadcast(frame.batch, tuple(diagonal.shape[:-1]), "add_diagonal")
+        batch = frame.batch
+        if diagonal is not None:
+            batch = broadcast(batch, tuple(diagonal.value.shape[:-1]), "add_diagonal")
         self.shape = (*batch, m, n)
         self.dtype, self.device = frame.space.dtype, frame.space.device
-        self.added = diagonal  # (*b, N)
+        self._added = diagonal
         self.symmetric = symmetric
 
     def _like(
-        self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Tensor | None, symmetric: bool
+        self, lazy: LazyTensor, size: tuple[int, ...], diagonal: Derived | None, symmetric: bool
     ) -> KernelOperator:  # fmt: skip
         new = object.__new__(KernelOperator)
         new._set(lazy, size, diagonal, symmetric)
@@ -123,20 +126,29 @@ class KernelOperator(LinearOperator):
 
     # --- what it is made of ---------------------------------------------------------------------------------------
     @property
+    def added(self) -> Any:
+        """The diagonal that is added, a tensor (*b, N), or None."""
+        return None if self._added is None else self._added.value
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         data = tuple(t for t in self.lazy.frame.tensors if isinstance(t, Tensor))
-        return data if self.added is None else (*data, self.added)
+        added = self.added
+        return data if added is None else (*data, added)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> KernelOperator:
         left = list(tensors)
         data = tuple(left.pop(0) if isinstance(t, Tensor) else t for t in self.lazy.frame.tensors)
         lazy = LazyTensor(self.lazy.formula, self.lazy.frame.replace(tensors=data))
-        return self._like(lazy, self.shape[-2:], left[0] if left else None, self.symmetric)
+        return self._like(
+            lazy, self.shape[-2:], Derived.diagonal(left[0], self.shape[-1]) if left else None, self.symmetric
+        )
 
     # --- products -------------------------------------------------------------------------------------------------
     def _matmul(self, v: Tensor) -> Tensor:
         out = self._kernel_product(v)
-        return out if self.added is None else torch.addcmul(out, self.added[..., None], v)
+        added = self.added
+        return out if added is None else torch.addcmul(out, added[..., None], v)
 
     def _kernel_product(self, v: Tensor) -> Tensor:
         width = v.shape[-1]
@@ -162,7 +174,7 @@ class KernelOperator(LinearOperator):
 
     def _transposed(self) -> KernelOperator:
         m, n = self.shape[-2:]
-        return self._like(self.lazy.T, (n, m), self.added, self.symmetric)
+        return self._like(self.lazy.T, (n, m), self._added, self.symmetric)
 
     def _weighted(self, u: Tensor, v: Tensor) -> tuple[LazyTensor, Tensor]:
         """The formula of the product with v, of at most 128 columns, filled up, and u as its cotangent."""
@@ -180,29 +192,29 @@ class KernelOperator(LinearOperator):
         with torch.no_grad():
             grads = bilinear_gradients(self, u, v, wanted)
             out = [grads[k] for k in data]
-            if self.added is not None:
+            if self._added is not None:
                 by_diagonal = (u * v).sum(-1).sum_to_size(self.added.shape) if needed[-1] else None
                 out.append(by_diagonal)
         return out
 
     # --- entries --------------------------------------------------------------------------------------------------
     def _diagonal(self) -> Tensor:
-        out = _at_pairs(self.lazy, self.shape[-1])
-        return (out if self.added is None else out + self.added).expand(self.shape[:-1])
+        out = at_pairs(self.lazy, self.shape[-1])
+        return (out if self._added is None else out + self.added).expand(self.shape[:-1])
 
     def _elements(self, i: Tensor, j: Tensor) -> Tensor:
-        out = _at_pairs(_selected(self.lazy, i, j), len(i))
-        if self.added is not None:
+        out = at_pairs(selected(self.lazy, i, j), len(i))
+        if self._added is not None:
             out = out + torch.where(i == j, self.added[..., i], 0.0)
         return out
 
     def _row(self, index: Tensor) -> Tensor:
         frame = self.lazy.frame
-        tensors = tuple(_at(t, index) if c == CAT_I else t for t, c in zip(frame.tensors, frame.cats))
+        tensors = tuple(at_rows(t, index) if c == CAT_I else t for t, c in zip(frame.tensors, frame.cats))
         one = LazyTensor(self.lazy.formula, frame.replace(tensors=tensors, m=1)).T
         batch = torch.broadcast_shapes(frame.batch, index.shape)
-        out = _sum(one, self.shape[-1], 1, tuple(batch))[..., 0].expand(*index.shape, self.shape[-1])
-        if self.added is not None:
+        out = sum_over_columns(one, self.shape[-1], 1, tuple(batch))[..., 0].expand(*index.shape, self.shape[-1])
+        if self._added is not None:
             own = self.added.expand(*index.shape, self.shape[-1]).gather(-1, index[..., None])
             out = out.scatter_add(-1, index[..., None], own)
         return out
@@ -215,8 +227,8 @@ class KernelOperator(LinearOperator):
 
     def _entries(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The elements at these rows and columns, each computed once."""
-        out = self._like(_selected(self.lazy, rows, columns), (len(rows), len(columns)), None, False).to_dense()
-        if self.added is None:
+        out = self._like(selected(self.lazy, rows, columns), (len(rows), len(columns)), None, False).to_dense()
+        if self._added is None:
             return out.expand(*self.batch, len(rows), len(columns))
         same = rows[:, None] == columns
         return out + torch.where(same, self.added[..., rows, None], 0.0)
@@ -226,9 +238,11 @@ class KernelOperator(LinearOperator):
         from .structured import DiagonalOperator
 
         same = rows.shape == columns.shape and bool(torch.equal(rows, columns))
-        lazy = _selected(self.lazy, rows, rows if same else columns)
-        if self.added is None or same:
-            diagonal = None if self.added is None else self.added[..., rows]
+        lazy = selected(self.lazy, rows, rows if same else columns)
+        if self._added is None or same:
+            diagonal = (
+                None if self._added is None else Derived(partial(_at_rows, self._added, rows), self._added.sources)
+            )
             return self._like(lazy, (len(rows), len(columns)), diagonal, self.symmetric and same)
         part = self._like(lazy, (len(rows), len(columns)), None, False)
         return part + SelectedOperator(DiagonalOperator(self.added), rows, columns)
@@ -237,7 +251,7 @@ class KernelOperator(LinearOperator):
         """The matrix as a tensor (*B, M, N), each entry computed once; differentiable."""
         m, n = self.shape[-2:]
         bare = self._like(self.lazy.T, (n, m), None, False)._kernel_dense().mT if m < n else self._kernel_dense()
-        return (bare if self.added is None else bare + torch.diag_embed(self.added)).expand(self.shape)
+        return (bare if self._added is None else bare + torch.diag_embed(self.added)).expand(self.shape)
 
     def _dense_into(self, out: Tensor) -> None:
         if self.batch:
@@ -288,19 +302,19 @@ class KernelOperator(LinearOperator):
         lazy = LazyTensor(self.lazy.formula, frame.replace(tensors=tuple(tensors), n=width))
         if width > 1:
             lazy = lazy * _columns(torch.eye(width, dtype=self.dtype, device=self.device))
-        out = _sum(lazy, self.shape[-2], width, (*frame.batch, blocks))
+        out = sum_over_columns(lazy, self.shape[-2], width, (*frame.batch, blocks))
         out = out.expand(*frame.batch, blocks, self.shape[-2], width).movedim(-3, -2)
         return out.reshape(*frame.batch, self.shape[-2], blocks * width)[..., :n]
 
     # --- algebra --------------------------------------------------------------------------------------------------
     def _split(self) -> tuple[LinearOperator | None, Tensor | None]:
-        if self.added is None:
+        if self._added is None:
             return self, None
         return self._like(self.lazy, self.shape[-2:], None, self.symmetric), self.added.expand(self.shape[:-1])
 
     def add_diagonal(self, diagonal: float | Tensor) -> KernelOperator:
-        new = self._diagonal_like(diagonal)
-        return self._like(self.lazy, self.shape[-2:], new if self.added is None else self.added + new, self.symmetric)
+        new = Derived.diagonal(self._diagonal_like(diagonal), self.shape[-1])
+        return self._like(self.lazy, self.shape[-2:], new if self._added is None else self._added + new, self.symmetric)
 
     add_diagonal.__doc__ = LinearOperator.add_diagonal.__doc__
 
@@ -308,9 +322,9 @@ class KernelOperator(LinearOperator):
         from .structured import DiagonalOperator
 
         if isinstance(other, DiagonalOperator):
-            return self.add_diagonal(other.values)
+            return self.add_diagonal(other.given)
         if isinstance(other, KernelOperator) and other.shape[-2:] == self.shape[-2:]:  # one pass for both
-            added = [d for d in (self.added, other.added) if d is not None]
+            added = [d for d in (self._added, other._added) if d is not None]
             diagonal = None if not added else added[0] if len(added) == 1 else added[0] + added[1]
             both = self.symmetric and other.symmetric
             return self._like(self.lazy + other.lazy, self.shape[-2:], diagonal, both)
@@ -320,15 +334,37 @@ class KernelOperator(LinearOperator):
         """Also the elementwise product of two kernels' matrices."""
         if isinstance(other, KernelOperator) and other.shape[-2:] == self.shape[-2:]:
             diagonal = None
-            if self.added is not None or other.added is not None:
-                bare = _at_pairs(self.lazy, self.shape[-1]) * _at_pairs(other.lazy, self.shape[-1])
-                diagonal = self._diagonal() * other._diagonal() - bare
+            if self._added is not None or other._added is not None:
+                diagonal = _computed(_products, self, other)
             both = self.symmetric and other.symmetric
             return self._like(self.lazy * other.lazy, self.shape[-2:], diagonal, both)
         return super().__mul__(other)
 
     def __rmul__(self, other: Any) -> LinearOperator:
         return self.__mul__(other)
+
+
+# --- diagonals ----------------------------------------------------------------------------------------------------
+def _computed(compute: Callable[..., Tensor], *of: Any) -> Derived:
+    """The diagonal ``compute(*of)``, where LazyTensors and operators tell what it is made of."""
+    sources: list[Tensor] = []
+    for part in of:
+        added = part._added if isinstance(part, KernelOperator) else None
+        lazy = part.lazy if isinstance(part, KernelOperator) else part
+        if isinstance(lazy, LazyTensor):
+            sources += [t for t in map(source, lazy.frame.given) if isinstance(t, Tensor)]
+        sources += () if added is None else added.sources
+    return Derived(partial(compute, *of), sources)
+
+
+def _products(a: KernelOperator, b: KernelOperator) -> Tensor:
+    """What the elementwise product of two matrices has on its diagonal beside the product of the kernels."""
+    bare = at_pairs(a.lazy, a.shape[-1]) * at_pairs(b.lazy, a.shape[-1])
+    return a._diagonal() * b._diagonal() - bare
+
+
+def _at_rows(added: Derived, rows: Tensor) -> Tensor:
+    return added.value[..., rows]
 
 
 # --- points -------------------------------------------------------------------------------------------------------
@@ -369,53 +405,3 @@ def _same_points(frame: Frame) -> bool:
     """Whether the rows are made of the tensors that the columns are made of."""
     of = {cat: {id(t) for t, c in zip(frame.tensors, frame.cats) if c == cat} for cat in (CAT_I, CAT_J)}
     return of[CAT_I] == of[CAT_J]
-
-
-# --- entries ------------------------------------------------------------------------------------------------------
-@lru_cache(maxsize=1024)
-def _all_rows(f: Node) -> Node:
-    """``f`` with its columns as rows: row r is the pair number r."""
-    return rewrite(f, {v: var(CAT_I, v.params[1], v.dim) for v in variables(f) if v.params[0] == CAT_J})  # type: ignore[arg-type]
-
-
-def _at_pairs(lazy: LazyTensor, count: int) -> Tensor:
-    """The kernel of row r with column r, (*B, count)."""
-    frame = lazy.frame
-    cats = tuple(CAT_I if c == CAT_J else c for c in frame.cats)
-    pairs = LazyTensor(_all_rows(lazy.formula), frame.replace(cats=cats, m=count, n=None))
-    return _sum(pairs, count, 1, frame.batch)[..., 0].expand(*frame.batch, count)
-
-
-def _sum(lazy: LazyTensor, m: int, n: int, batch: tuple[int, ...]) -> Tensor:
-    """The sum over j of a formula for m rows and n columns, (*batch, m, 1)."""
-    frame = lazy.frame.settled().replace(m=m, n=n, batch=batch)
-    assert frame.space is not None
-    if m == 0 or 0 in batch:
-        return torch.zeros(*batch, m, 1, dtype=frame.space.dtype, device=frame.space.device)
-    req = request("Sum", lazy.formula, None, 0, len(frame.tensors), False)
-    return req(frame, backend_for(frame.backend, frame.space.device))
-
-
-def _selected(lazy: LazyTensor, rows: Tensor, columns: Tensor) -> LazyTensor:
-    frame = lazy.frame
-    made: dict[tuple[int, int], Tensor] = {}
-
-    def select(t: Any, cat: int) -> Any:
-        if cat not in (CAT_I, CAT_J):
-            return t
-        index = rows if cat == CAT_I else columns
-        key = (id(t), id(index))  # what rows and columns share, they still share
-        if key not in made:
-            made[key] = t.index_select(-2, index)
-        return made[key]
-
-    tensors = tuple(select(t, c) for t, c in zip(frame.tensors, frame.cats))
-    return LazyTensor(lazy.formula, frame.replace(tensors=tensors, m=len(rows), n=len(columns)))
-
-
-def _at(t: Tensor, index: Tensor) -> Tensor:
-    """Row ``index`` (*B,) of each matrix of t (*b, N, D), (*B, 1, D)."""
-    if index.ndim == 0:
-        return t.index_select(-2, index.reshape(1))
-    t = t.expand(*index.shape, *t.shape[-2:])
-    return t.gather(-2, index[..., None, None].expand(*index.shape, 1, t.shape[-1]))

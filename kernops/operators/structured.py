@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from ..backends.layout import broadcast
 from .base import LinearOperator
+from .derived import Derived
 
 Tensor = torch.Tensor
 
@@ -68,9 +70,24 @@ class DiagonalOperator(LinearOperator):
     def __init__(self, values: Tensor) -> None:
         if not isinstance(values, Tensor) or values.ndim < 1 or not values.is_floating_point():
             raise TypeError(f"values must be a tensor of floating-point numbers (..., N); got {values!r}")
-        self.values = values
-        self.shape = (*values.shape, values.shape[-1])
+        self._set(values, values.shape[-1])
+
+    def _set(self, values: Tensor, n: int) -> None:
+        self.given, self._values = values, Derived.diagonal(values, n)
+        self.shape = (*values.shape[:-1], n, n)
         self.dtype, self.device = values.dtype, values.device
+
+    @classmethod
+    def _of(cls, diagonal: Tensor, n: int) -> DiagonalOperator:
+        """That of one number, of (*B, 1) or of (*B, N)."""
+        new = object.__new__(cls)
+        new._set(diagonal, n)
+        return new
+
+    @property
+    def values(self) -> Tensor:
+        """The diagonal (*B, N), a view of what was given."""
+        return self._values.value
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -207,17 +224,25 @@ class ScaledOperator(_Composite):
     def __init__(self, operator: LinearOperator, factor: float | Tensor) -> None:
         self.parts = (operator,)
         self._agree("a product")
+        held: Any
         if isinstance(factor, Tensor):
             operator._need_like("the factor", factor)
-            if factor.numel() == 1 and factor.ndim <= max(1, len(operator.batch)):
-                factor = factor.reshape(())
-            if factor.ndim and tuple(factor.shape) != operator.batch:
+            one = factor.numel() == 1 and factor.ndim <= max(1, len(operator.batch))
+            if not one and factor.ndim and tuple(factor.shape) != operator.batch:
                 raise ValueError(
                     f"an operator of batch shape {operator.batch} is scaled by a number or by a tensor of that shape; "
                     f"got shape {tuple(factor.shape)} (A @ B is the product of operators)"
                 )
-        self.factor = factor if isinstance(factor, (Real, Tensor)) else float(factor)
+            held = Derived(partial(torch.reshape, factor, () if one else factor.shape), (factor,))
+        else:
+            held = factor if isinstance(factor, Real) else float(factor)
+        self._factor = held
         self.shape, self.symmetric = operator.shape, operator.symmetric
+
+    @property
+    def factor(self) -> Any:
+        """The number, or tensor of one number () or of the batch's shape."""
+        return self._factor.value if isinstance(self._factor, Derived) else self._factor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

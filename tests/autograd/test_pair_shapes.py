@@ -11,6 +11,7 @@ from torch.func import jacrev, jvp, vjp, vmap
 
 from kernops import LazyTensor, Vi, Vj
 from kernops.autograd import reduce
+from kernops.lazy.frame import PAIRS, PLAIN, VIEWS
 from tests.helpers.reductions import REDUCTIONS, Case
 
 Tensor = torch.Tensor
@@ -183,10 +184,11 @@ def test_batched_vectors_of_one_column_beside_them() -> None:
 
 def test_only_frames_without_batch_axes_hold_them() -> None:
     k = LazyTensor(torch.rand(M, 1, 3)) - LazyTensor(torch.rand(1, N, 3))
-    assert k.frame.pairs and not k.frame.replace(batch=(2,)).pairs
+    assert k.frame.form == PAIRS and k.frame.replace(batch=(2,)).form == PLAIN
     merged = (k * LazyTensor(torch.rand(2, 1, N, 3))).frame
-    assert not merged.pairs and [t.ndim for t in merged.given] == [2, 2, 3]
-    assert merged.given[0] is k.frame.tensors[0]
+    assert merged.form == VIEWS and [t.ndim for t in merged.tensors] == [2, 2, 3]
+    assert [t is again for t, again in zip(merged.tensors, merged.tensors)] == [True] * 3
+    assert len((k * LazyTensor(torch.rand(2, 1, N, 3)) + k).frame.given) == 3
 
 
 def test_graphs_have_no_nodes_but_the_reduction() -> None:

@@ -208,6 +208,20 @@ def test_derivatives_of_batched_gradients(reduction):
         close(got, want)
 
 
+@pytest.mark.parametrize("level", [1, 2, 16, 17, 40, 63])
+def test_batched_gradients_in_a_thread_that_does_not_know_their_level(level):
+    """Those of autograd that run the backward pass of another one on a GPU; torch allows 63 levels."""
+    x, y = torch.rand(4, 3, 2).double(), torch.rand(5, 2).double().requires_grad_()
+    plan = make_plan("Sum", apply("Exp", neg(apply("SqDist", var(CAT_I, 0, 2), var(CAT_J, 1, 2)))))
+    hidden = torch._add_batch_dim(torch.stack([x, x + 1]), 0, level - 1) if level > 1 else x
+    hidden = torch._add_batch_dim(hidden, 0, level)
+    (got,) = reduce(plan, [hidden, y], 3, 5, "tiled")
+    got = torch._remove_batch_dim(got, level, 4, 0)
+    if level > 1:
+        got = torch._remove_batch_dim(got, level - 1, 2, 0)[0]
+    torch.testing.assert_close(got, (-(torch.cdist(x, y[None]) ** 2)).exp().sum(-1, keepdim=True))
+
+
 def test_gradients_in_a_transform_of_what_is_recorded_outside():
     """An outer backward pass through torch.func.grad."""
     case = Case("Sum", "gauss")

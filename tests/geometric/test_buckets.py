@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernops.geometric import BucketPlan, bucketed_cumsum, bucketed_sum
-from kernops.geometric import buckets as front
+from kernops.geometric import levels as front
 from tests.geometric import cases
 from tests.geometric.cases import DTYPES, At, close
 

@@ -259,7 +259,7 @@ def test_gather(place: At, dtype: torch.dtype):
 
 @pytest.mark.parametrize("split", [1, 3, 4096])
 def test_two_levels_are_one(place: At, split: int, monkeypatch):
-    from kernops.geometric import buckets as front
+    from kernops.geometric import levels as front
 
     monkeypatch.setattr(front, "PIECE", split)
     for name in ("few", "all left out", "sorted, with a long one"):

@@ -9,8 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernops.geometric import BucketPlan, SplatPlan, bucketed_cumsum, bucketed_sum, splat, splat_features
-from kernops.geometric import buckets as front
-from kernops.geometric.operator import _TABLE, FIELDS, call, flatten, unflatten
+from kernops.geometric import levels as front
+from kernops.geometric.calls import TABLE, call
+from kernops.geometric.levels import FIELDS, flatten, unflatten
 from tests.geometric import cases
 from tests.geometric.cases import VARIANTS, At, Case
 
@@ -72,12 +73,12 @@ def test_opcheck_of_the_splat(place: At, name: str, variant: str, weighted: bool
     torch.library.opcheck(operator, arguments(name, place, variant, weighted, logits))
 
 
-@pytest.mark.parametrize("name", [name for name in _TABLE if not name.startswith("bev_pool")])
+@pytest.mark.parametrize("name", [name for name in TABLE if not name.startswith("bev_pool")])
 def test_opcheck_of_sums(place: At, name: str):
     torch.library.opcheck(getattr(torch.ops.kernops, name).default, arguments(name, place))
 
 
-@pytest.mark.parametrize("name", _TABLE)
+@pytest.mark.parametrize("name", TABLE)
 def test_the_operator_is_the_call(place: At, name: str):
     """Numbers, and first and second derivatives."""
     args = arguments(name, place)

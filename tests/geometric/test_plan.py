@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from kernops.geometric import BEVGrid, CameraRig, SplatPlan, frustum, nuscenes_rig, splat, splat_features
-from kernops.geometric import buckets as front
-from kernops.geometric.operator import FIELDS
+from kernops.geometric import levels as front
+from kernops.geometric.levels import FIELDS
 from kernops.geometric.plan import VARIANTS, choose_variant
 from tests.geometric import cases
 from tests.geometric.cases import CASES, At

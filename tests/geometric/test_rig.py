@@ -297,6 +297,16 @@ def test_augmentation_takes_the_place_of_the_old_one():
 
 
 # --- hash, copies, text -----------------------------------------------------------------------------------------------
+def test_calibration_of_a_matrix_that_gets_other_data():
+    changed = rig()
+    before = changed.calibration
+    old = changed.cam_to_ego.clone()
+    changed.cam_to_ego.data = torch.tensor([[pose(shift=(1.0, 2.0, 3.0))]], dtype=torch.float64)
+    assert changed.calibration == rig(cam_to_ego=[pose(shift=(1.0, 2.0, 3.0))]).calibration != before
+    changed.cam_to_ego.data = old
+    assert changed.calibration == before
+
+
 def test_calibration_changes_with_every_matrix():
     given_ = random_rig(11, 2, 3)
     made = CameraRig(**given_, image_size=(8, 8))

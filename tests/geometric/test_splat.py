@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernops.geometric import BEVGrid, SplatPlan, frustum, nuscenes_rig, splat, splat_features
+from kernops.geometric.calls import TABLE
 from kernops.geometric.kernels import tiled
-from kernops.geometric.operator import _TABLE
 from tests.geometric import cases
 from tests.geometric.cases import CASES, DTYPES, VARIANTS, At, Case, close
 
@@ -357,8 +357,8 @@ def test_no_frustum_sized_tensor(place: At, variant: str, logits: bool, monkeypa
     how = (weight, plan.cells, plan._flat, plan.shape, variant, place.backend, logits)
     grad = g.permute(0, 2, 3, 4, 1)
     with Largest() as seen:
-        _TABLE["bev_pool"].compute(depth, feat, *how)
-        _TABLE["bev_pool_backward"].compute(grad, depth, feat, *how, (True, True, True))
+        TABLE["bev_pool"].compute(depth, feat, *how)
+        TABLE["bev_pool_backward"].compute(grad, depth, feat, *how, (True, True, True))
     # A histogram keeps a row for each column's cells: here, where neighbours share none, a third of the points' number.
     share = 2 if variant == "histogram" else 10
     assert seen.numbers < math.prod(case.points) * case.channels / share, seen.operation

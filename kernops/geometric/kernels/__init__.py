@@ -9,9 +9,10 @@ one device, and none of them synchronises the host with a GPU. ``tiled`` has the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +23,28 @@ FUNCTIONS = (
     "available", "bucket_sort", "frustum_cells", "make_runs", "segment_work", "segment_sum", "segment_cumsum", "gather",
     "splat_atomic", "splat_backward", "depth_lse",
 )  # fmt: skip
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def by_address(function: F) -> F:
+    """A kernel that is told where its tensors lie, given tensors whose numbers lie there.
+
+    ``z.conj().imag`` and the like have other numbers than their memory: a bit of torch's says that they are negated.
+    """
+
+    @wraps(function)
+    def kernel(*args: Any, **named: Any) -> Any:
+        return function(*map(_as_in_memory, args), **{k: _as_in_memory(v) for k, v in named.items()})
+
+    return kernel  # type: ignore[return-value]
+
+
+def _as_in_memory(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.resolve_neg() if x.is_neg() else x
+    return Scale(*map(_as_in_memory, x)) if isinstance(x, Scale) else x
 
 
 class Scale(NamedTuple):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from ...backends import cpu as backend
-from . import Scale
+from . import Scale, by_address
 
 Tensor = torch.Tensor
 Triple = tuple[float, float, float]
@@ -102,6 +102,7 @@ def _check_count(name: str, n: int) -> None:
 
 
 # --- grouping ---------------------------------------------------------------------------------------------------------
+@by_address
 def bucket_sort(buckets: Tensor, n_buckets: int) -> tuple[Tensor, Tensor]:
     """A stable counting sort: order int32 (n,), starts int32 (n_buckets + 1,)."""
     buckets, n = buckets.contiguous(), buckets.numel()
@@ -112,6 +113,7 @@ def bucket_sort(buckets: Tensor, n_buckets: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
+@by_address
 def make_runs(cells: Tensor, n_buckets: int, permutation: Tensor | None) -> tuple[Tensor, Tensor]:
     """Runs of one pixel in one cell, sorted by bucket: items int32 (n_points, 2), starts int32 (n_buckets + 1,)."""
     cells, n = cells.contiguous(), cells.numel()
@@ -125,6 +127,7 @@ def make_runs(cells: Tensor, n_buckets: int, permutation: Tensor | None) -> tupl
     return items, starts
 
 
+@by_address
 def frustum_cells(
     projection: Tensor, u: Tensor, v: Tensor, d: Tensor, lower: Triple, step: Triple, counts: tuple[int, int, int],
     trunc: bool,
@@ -139,6 +142,7 @@ def frustum_cells(
     return cells
 
 
+@by_address
 def gather(rows: Tensor, buckets: Tensor) -> Tensor:
     """``rows[buckets]``, zeros where a bucket is negative."""
     rows, buckets, size = _rows(rows), buckets.contiguous(), rows.element_size()
@@ -149,11 +153,13 @@ def gather(rows: Tensor, buckets: Tensor) -> Tensor:
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
+@by_address
 def segment_work(starts: Tensor) -> Tensor:
     """Nothing: threads cut the segments when they sum them."""
     return starts.new_empty(0)
 
 
+@by_address
 def segment_sum(
     values: Tensor, items: Tensor, starts: Tensor, targets: Tensor | None, n_out: int, scale: Scale | None,
     out_dtype: torch.dtype, work: Tensor | None = None,
@@ -178,6 +184,7 @@ def segment_sum(
     return out
 
 
+@by_address
 def segment_cumsum(values: Tensor, order: Tensor, starts: Tensor, reverse: bool, out_dtype: torch.dtype) -> Tensor:
     """Inclusive prefix sums inside each segment, at the items' own rows, (n, C); 0 for what is in no segment."""
     n, channels = values.shape
@@ -193,12 +200,14 @@ def segment_cumsum(values: Tensor, order: Tensor, starts: Tensor, reverse: bool,
 
 
 # --- splat ------------------------------------------------------------------------------------------------------------
+@by_address
 def splat_atomic(values: Tensor, cells: Tensor, scale: Scale, n_out: int, out_dtype: torch.dtype) -> Tensor:
     """The splat without a plan, (n_out, C). Sorting the runs is cheap on a CPU, and keeps the result deterministic."""
     items, starts = make_runs(cells, n_out, None)
     return segment_sum(values, items, starts, None, n_out, scale, out_dtype)
 
 
+@by_address
 def splat_backward(
     grad: Tensor, values: Tensor, cells: Tensor, scale: Scale, need_depth: bool, need_feat: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -218,6 +227,7 @@ def splat_backward(
     return grad_weights, grad_values
 
 
+@by_address
 def depth_lse(logits: Tensor) -> Tensor:
     """logsumexp over D of (B, N, D, h, w), as (B * N * h * w,) in float32 (float64 for float64); NaN for infinity."""
     logits = logits.contiguous()

@@ -15,7 +15,7 @@ import torch
 from ...backends import cuda as backend
 from ...backends import driver, nvrtc
 from ...backends.launch import stream_of
-from . import Scale, source
+from . import Scale, by_address, source
 
 Tensor = torch.Tensor
 
@@ -101,6 +101,7 @@ def _weights(scale: Scale | None) -> source.Weights:
 
 
 # --- sorting ----------------------------------------------------------------------------------------------------------
+@by_address
 def bucket_sort(buckets: Tensor, n_buckets: int) -> tuple[Tensor, Tensor]:
     """See the contract of the package: a stable sort, in passes over digits of 8 bits."""
     n, device = buckets.numel(), buckets.device
@@ -132,6 +133,7 @@ def bucket_sort(buckets: Tensor, n_buckets: int) -> tuple[Tensor, Tensor]:
 
 
 # --- points and runs --------------------------------------------------------------------------------------------------
+@by_address
 def frustum_cells(
     projection: Tensor, u: Tensor, v: Tensor, d: Tensor, lower: tuple[float, float, float],
     step: tuple[float, float, float], counts: tuple[int, int, int], trunc: bool,
@@ -149,6 +151,7 @@ def frustum_cells(
     return cells
 
 
+@by_address
 def make_runs(cells: Tensor, n_buckets: int, permutation: Tensor | None) -> tuple[Tensor, Tensor]:
     """Runs of consecutive depths of a pixel in a cell, sorted by bucket."""
     cells = cells.contiguous()
@@ -175,6 +178,7 @@ def make_runs(cells: Tensor, n_buckets: int, permutation: Tensor | None) -> tupl
 
 
 # --- sums of segments -------------------------------------------------------------------------------------------------
+@by_address
 def segment_work(starts: Tensor) -> Tensor:
     """How the blocks and warps of :func:`segment_sum` share out segments that begin at ``starts``."""
     blocks = backend.device_facts(starts.device.index).multiprocessors * source.SUM_BLOCKS
@@ -185,6 +189,7 @@ def segment_work(starts: Tensor) -> Tensor:
     return work
 
 
+@by_address
 def segment_sum(
     values: Tensor, items: Tensor, starts: Tensor, targets: Tensor | None, n_out: int, scale: Scale | None,
     out_dtype: torch.dtype, work: Tensor | None = None,
@@ -207,6 +212,7 @@ def segment_sum(
     return out
 
 
+@by_address
 def segment_cumsum(values: Tensor, order: Tensor, starts: Tensor, reverse: bool, out_dtype: torch.dtype) -> Tensor:
     """Inclusive prefix sums inside each segment, written at the items' own rows; zero at items left out."""
     out = torch.zeros(values.shape, dtype=out_dtype, device=values.device)
@@ -245,6 +251,7 @@ def _prefix(values: Tensor, order: Tensor | None, starts: Tensor, n: int, out: T
     _launch(text, "prefix_write", 256, blocks, device, arguments(out))
 
 
+@by_address
 def gather(rows: Tensor, buckets: Tensor) -> Tensor:
     """``rows[buckets]``, zero where a bucket is negative."""
     if not rows.shape[0]:
@@ -262,6 +269,7 @@ def _splat_arguments(values: Tensor, cells: Tensor, grad: int, out: int, grad_va
     ) + _scale(scale)  # fmt: skip
 
 
+@by_address
 def splat_atomic(values: Tensor, cells: Tensor, scale: Scale, n_out: int, out_dtype: torch.dtype) -> Tensor:
     """The splat with additions in memory: no plan, but neither the same bits in every call."""
     cells = cells.contiguous()
@@ -279,6 +287,7 @@ def splat_atomic(values: Tensor, cells: Tensor, scale: Scale, n_out: int, out_dt
     return out.to(out_dtype)
 
 
+@by_address
 def splat_backward(
     grad: Tensor, values: Tensor, cells: Tensor, scale: Scale, need_depth: bool, need_feat: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -302,6 +311,7 @@ def splat_backward(
     return dots, grad_values
 
 
+@by_address
 def depth_lse(logits: Tensor) -> Tensor:
     """Log of the sum of exponentials over the depths, one number a pixel."""
     logits = logits.contiguous()
