@@ -201,10 +201,8 @@ struct Packs {
     static constexpr int ROWS = ONE ? 1 : G::R, COLS = ONE ? 1 : G::Q, PAIRS = ROWS * COLS;
     typedef Pack<typename G::T, PAIRS> V;
     typedef Pack<typename G::T, PAIRS, true> Soft;
-    /// @return whether pair p, evaluated alone, is one of those that leave exponentials to the plain cores, evenly spread
-    KN_FN static bool is_soft(int p) {
-        return ONE && (p + 1) * G::PLAIN / (G::R * G::Q) != p * G::PLAIN / (G::R * G::Q);
-    }
+    /// @return whether pair p, evaluated alone, is one of those that leave exponentials to the plain cores: bits of PLAIN
+    KN_FN static bool is_soft(int p) { return ONE && (G::PLAIN >> p & 1); }
 };
 
 /// The slots of a thread's rows, in registers. @tparam V a pack of pairs, here and below

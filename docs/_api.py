@@ -27,9 +27,11 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "kernops.gpytorch": (
         *("RBFKernel", "MaternKernel", "RQKernel", "PeriodicKernel", "CosineKernel", "LinearKernel"),
         *("PolynomialKernel", "ConstantKernel", "PiecewisePolynomialKernel", "SpectralMixtureKernel"),
+        *("RBFKernelGrad", "Matern52KernelGrad", "PolynomialKernelGrad", "RBFKernelGradGrad"),
         *("LaplacianKernel", "CauchyKernel", "FormulaKernel", "KernopsKernel"),
         *("ScaleKernel", "AdditiveKernel", "ProductKernel", "MultitaskKernel", "IndexKernel", "LCMKernel"),
-        *("AdditiveStructureKernel", "ProductStructureKernel", "KernopsLinearOperator", "as_linear_operator"),
+        *("AdditiveStructureKernel", "ProductStructureKernel", "KernopsLinearOperator"),
+        *("DerivativesLinearOperator", "as_linear_operator"),
     ),
     "kernops.geometric": (
         *("CameraRig", "nuscenes_rig", "Frustum", "frustum", "BEVGrid", "SplatPlan", "splat", "splat_features"),

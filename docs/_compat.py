@@ -185,7 +185,12 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
             "gpytorch.IndexKernel gpytorch.ProductStructureKernel", more=True),
         Row("`linear_operator.LinearOperator` of a kernel's matrix", YES,
             "gpytorch.KernopsLinearOperator gpytorch.as_linear_operator"),
-        Row("GPyTorch kernels of derivatives (`RBFKernelGrad` and the like)", NOT_YET, "gpytorch.RBFKernelGrad"),
+        Row("GPyTorch kernels of derivatives", YES,
+            "gpytorch.RBFKernelGrad gpytorch.Matern52KernelGrad gpytorch.PolynomialKernelGrad "
+            "gpytorch.RBFKernelGradGrad", test="gpytorch/test_derivatives.py",
+            note="no dense matrix; second derivatives also for points of two numbers"),
+        Row("covariances of derivatives by any smooth kernel", YES, "operators.DerivativesOperator",
+            test="operators/test_derivatives.py", more=True),
         Row("`aslinearoperator` for SciPy", YES, "scipy.aslinearoperator"),
     ),
     "Bird's-eye-view pooling (against LSS, BEVFusion, BEVDet, BEVDepth, CUDA-BEVFusion, DerryHub, Autoware, conch)": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,9 @@ On days apart, more flights of the same year do not help this model: with 20,000
 ends at the least that is allowed, so what more flights teach is about the days that it saw. What they do change is the
 cost.
 
-scikit-learn stores the matrix, its decomposition, and a matrix for each parameter of the kernel: 13 tables of N²
-numbers. That is 0.4 GB for 2,000 flights, 10 GB for 10,000, and 42 GB for 20,000, beside O(N³) operations for each
-step of the optimizer; kernops takes memory in proportion to N.
+scikit-learn stores the matrix, its decomposition, a matrix for each parameter of the kernel, and what it takes to make
+them: at the peak, some 30 tables of N² numbers. 8,000 flights are what fits in 16 GB; 20,000 would need 96, beside
+O(N³) operations for each step of the optimizer. kernops takes memory in proportion to N.
 
 ## Are the intervals right?
 
@@ -113,10 +114,18 @@ def flights_page() -> str:
     """The page of flights, as measured last."""
     rows = measured()
     table = report.markdown_cells([HEADS, *map(_cells, rows)]) if rows else "Not measured yet."
-    machines = "\n\n".join(
-        f"{_by(row)}, {row['flights']:,} flights: measured on {describe(row['environment'])}." for row in rows
-    )
-    return FLIGHTS.format(table=table, machines=machines)
+    return FLIGHTS.format(table=table, machines="\n\n".join(_machines(rows)))
+
+
+def _machines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Each machine, and what was measured on it under which load."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        machine, rest = describe(row["environment"]).rsplit("; load", 1)
+        load, date = rest.split(";", 1)
+        found.setdefault(f"{machine};{date}", []).append(f"{row['by']} with {row['flights']:,} flights, load{load}")
+    for machine, what in found.items():
+        yield f"Measured on {machine}: {'; '.join(what)}."
 
 
 def flights_figures() -> dict[str, Chart]:

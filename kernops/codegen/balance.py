@@ -13,15 +13,29 @@ from .floors import EXP, FMA, PLAIN_POWER, gpu
 #: Instructions of a pair besides those of its formula: reads of the tile, and the loop.
 OVERHEAD = 0.8
 #: The unit's share of time in which it counts as busy, as what waits for it comes in bursts: on an H200 this picks the
-#: shares that were the fastest for exp(-r) and for Matern's kernel of 3/2 in three dimensions.
-BUSY = 0.85
+#: fastest share, or the next to it, for exp(-r) and Matern's kernel of 3/2 in 1, 2, 3 and 5 dimensions, for exp(-r²) in
+#: one and for exp(-r²) / r in three.
+BUSY = 0.95
 #: Most slots of a column with which a thread evaluates one pair after the other (``Packs`` in cuda/data.cuh).
 FEW_SLOTS = 8
 
 
+#: Which pairs of 16, by their number: the fastest of 56 and of 64 that were tried for Matern's kernel of 3/2 and for
+#: the Laplacian on an H200. The compiler's order of instructions depends on it, and with it up to a tenth of the time.
+#: Others are spread evenly.
+OF_SIXTEEN = {3: (8, 11, 14), 5: (5, 9, 10, 12, 15)}
+
+
+def bits(plain: int, pairs: int) -> int:
+    """The set of ``plain`` of so many pairs, of which pair p is bit p."""
+    if pairs == 16 and plain in OF_SIXTEEN:
+        return sum(1 << p for p in OF_SIXTEEN[plain])
+    return sum(1 << p for p in range(pairs) if (p + 1) * plain // pairs != p * plain // pairs)
+
+
 def choices(pairs: int) -> tuple[int, ...]:
     """Numbers of pairs to choose from: odd ones. Spread evenly, 4 or 8 of 16 pairs would all be of one of two rows, and
-    even numbers were slower for these kernels."""
+    even numbers were not faster."""
     return (0, *range(1, pairs // 2 + 1, 2))
 
 

@@ -19,7 +19,7 @@ EXP, FMA, SHARED, MATRIX = "exponential unit", "multiply-add units", "shared mem
 VECTOR, MEMORY = "vector units", "memory"
 
 #: Instructions in which plain cores compute a power of 2 in float32 (`plain_exp2` in cuda/math.cuh).
-PLAIN_POWER = 10
+PLAIN_POWER = 12
 #: Instructions in which an exponential and its kin are computed where there is no unit for it: in float64 on a GPU, and
 #: on a CPU by the bytes of a number.
 SOFT_DOUBLE = 25

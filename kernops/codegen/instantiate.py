@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..formula.graph import CAT_SCALAR
 from ..formula.plan import Plan
+from .balance import bits
 from .emit import emit
 from .schedule import Schedule
 
@@ -73,7 +74,8 @@ def preamble(plan: Plan, s: Schedule, itemsize: int, batch_dims: int, stored: st
         "struct G {",
         f"    typedef Formula F; typedef {TYPES[itemsize]} T; typedef {'long long' if s.long_index else 'int'} I;",
         f"    typedef {stored} E;",
-        f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols}, PLAIN = {s.plain},",
+        f"    static constexpr int THREADS = {s.threads}, R = {s.rows}, Q = {s.cols},",
+        f"                         PLAIN = {bits(s.plain, s.rows * s.cols)},  // a set of pairs",
         f"                         TILE = {s.tile}, TILES = {s.tiles}, C = {s.chunk}, CHUNKS = {s.chunks},",
         f"                         BATCH = {max(1, batch_dims)}, LANES = {s.lanes};",
         f"    static constexpr bool ROWS_IN_MEMORY = {_bool(s.rows_in_memory)};",

@@ -26,9 +26,10 @@ from .facts import Facts
 THREADS = 128
 #: Few rows: the columns are split until there are FEW_BLOCKS a multiprocessor, into ranges of MIN_SPAN at least. Long
 #: ranges are split further, so that the last wave of blocks, partly idle, is one of many; not if the results have many
-#: components, for which the scratch would be large. Lists of K start anew in each split, and are long to merge.
+#: components, for which the scratch would be large, and less for states larger than a sum's. Lists of K start anew in
+#: each split, and are long to merge.
 FEW_BLOCKS, MIN_SPAN = 8, 64
-MANY_BLOCKS, LONG_SPAN, FEW_COMPONENTS = 24, 2048, 4
+MANY_BLOCKS, MANY_BLOCKS_OF_SUMS, LONG_SPAN, FEW_COMPONENTS = 24, 80, 2048, 4
 LIST_BLOCKS, LIST_SPAN = 2, 256
 #: Pairs of so few instructions are short against what a list costs to fill anew.
 SHORT = 32
@@ -59,7 +60,7 @@ MOST_TILES, ROOM_FOR = 4, 11
 LIGHT = 104
 #: With at most so many, the compiler is told to leave room for so many blocks: else it spares registers for more, and
 #: puts the uses of one unit side by side for want of them.
-FEW_REGISTERS, BLOCKS_EACH = 92, 6
+FEW_REGISTERS, BLOCKS_EACH = 98, 6
 #: Threads that merge the splits of a row: many for few rows, whose splits are many, and few where rows keep a GPU busy.
 LANES, LANES_OF_MANY_ROWS, MANY_ROWS = 16, 4, 8192
 #: Instructions that are written out for all pairs of a thread; more take long to compile and gain nothing.
@@ -293,7 +294,8 @@ def _split(columns: int, blocks: int, f: Facts, device: Device) -> tuple[int, in
     else:
         splits = wanted(FEW_BLOCKS, MIN_SPAN)
         if f.dim <= FEW_COMPONENTS:
-            splits = max(splits, wanted(MANY_BLOCKS, LONG_SPAN))
+            many = MANY_BLOCKS_OF_SUMS if f.core == "Sum" else MANY_BLOCKS
+            splits = max(splits, wanted(many, LONG_SPAN))
     splits = max(1, splits) if columns > FEW_COLUMNS else 1
     span = _up(_up(columns, splits), 32) * 32  # whole groups of columns
     return _up(columns, span), span

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .graph import Node, topological
-from .ops import OPS, add, as_node, broadcast, mul, total
+from .ops import OPS, Op, add, as_node, broadcast, lowered, mul, total
 
 
-def _partials(node: Node) -> tuple[Node | None, ...]:
+def partial_derivatives(node: Node) -> tuple[Node | None, ...]:
     """The elementwise derivatives of a scalar op by its arguments."""
     partials = OPS[node.op].partials
     if partials is None:
@@ -24,7 +24,7 @@ def _pull(node: Node, g: Node) -> tuple[Node | None, ...]:
     op = OPS[node.op]
     if op.vjp is not None:
         return op.vjp(node, g)
-    return tuple(None if p is None else _fit(mul(g, p), a.dim) for p, a in zip(_partials(node), node.args))
+    return tuple(None if p is None else _fit(mul(g, p), a.dim) for p, a in zip(partial_derivatives(node), node.args))
 
 
 def _push(node: Node, tangents: tuple[Node | None, ...]) -> Node | None:
@@ -33,22 +33,25 @@ def _push(node: Node, tangents: tuple[Node | None, ...]) -> Node | None:
     if op.jvp is not None:
         return op.jvp(node, tangents)
     out: Node | None = None
-    for p, t in zip(_partials(node), tangents):
+    for p, t in zip(partial_derivatives(node), tangents):
         if p is not None and t is not None:
             term = mul(p, t)
             out = term if out is None else add(out, term)
     return out if out is None or out.dim == node.dim else broadcast(out, node.dim)
 
 
-def _expanded(root: Node) -> Node:
-    from .ops import lowered  # composites are differentiated through what they are made of
+def expanded(root: Node) -> Node:
+    """``root`` as it is differentiated: composites that do not know their derivative are what they are made of."""
+    return lowered(root, keep=_knows_derivative)
 
-    return lowered(root)
+
+def _knows_derivative(op: Op) -> bool:
+    return op.partials is not None
 
 
 def vjp(pairs: list[tuple[Node, Node]], wrt: list[Node]) -> list[Node | None]:
     """Cotangents of the variables ``wrt`` of ``sum <formula, cotangent>`` over ``pairs``; ``None`` where it is zero."""
-    roots = [(_expanded(f), g) for f, g in pairs]
+    roots = [(expanded(f), g) for f, g in pairs]
     order = topological(*(f for f, _ in roots))
     wanted = set(wrt)
     reaches = set()  # the nodes below which some variable of interest lies
@@ -78,7 +81,7 @@ def jvp(root: Node, tangents: dict[Node, Node]) -> Node | None:
     for v, t in tangents.items():
         if t.dim not in (1, v.dim):
             raise ValueError(f"a tangent of dimension {t.dim} does not fit {v} of dimension {v.dim}")
-    root = _expanded(root)
+    root = expanded(root)
     tangent: dict[Node, Node | None] = {}
     for node in topological(root):
         if node in tangents:

@@ -26,7 +26,7 @@ class Op:
         ref: ``ref(torch, *tensors, *params)``, the reference on tensors whose last axis is the vector.
         text: C expression of one component, ``{0}``, ``{1}`` ... standing for the arguments (scalar ops only).
         partials: ``partials(*args, *params)``, the elementwise derivative by each argument, as formulas; ``None`` is
-            zero (scalar ops only).
+            zero (scalar ops, and composite ones whose derivative is better than that of what they are made of).
         dim: ``dim(args, params)``, the dimension of the result; raises ``ValueError`` (ops with params, vector ops).
         emit: name of the code generator's rule (vector ops only).
         vjp: ``vjp(node, g)``, the cotangent of each argument (vector ops only).
@@ -201,22 +201,22 @@ def concat(*parts: Node) -> Node:
     return make("Concat", (concat(*parts[:half]), concat(*parts[half:])))
 
 
-def lowered(root: Node) -> Node:
-    """``root`` with every composite op written out; what code generators see."""
+def lowered(root: Node, keep: Callable[[Op], bool] = lambda op: False) -> Node:
+    """``root`` with every composite op written out, but those to ``keep``; without, what code generators see."""
     new: dict[Node, Node] = {}
-    _lower(root, new)
+    _lower(root, new, keep)
     return new[root]
 
 
-def _lower(root: Node, new: dict[Node, Node]) -> None:
+def _lower(root: Node, new: dict[Node, Node], keep: Callable[[Op], bool]) -> None:
     """Enter ``root`` and all below it into ``new``, the table of what is lowered already."""
     for node in topological(root, skip=new):
         args = tuple(new[a] for a in node.args)
         op = OPS.get(node.op)
-        if op is None or op.lower is None:
+        if op is None or op.lower is None or keep(op):
             new[node] = node if args == node.args else make(node.op, args, node.params)
         else:
             new.update((a, a) for a in args)
             inner = op.lower(*args, *node.params)
-            _lower(inner, new)  # composites are made of simpler ones: as deep as the table, not as the formula
+            _lower(inner, new, keep)  # composites are made of simpler ones: as deep as the table, not as the formula
             new[node] = new[inner]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from .graph import Node
-from .ops import Op, add, apply, broadcast, check_whole, const, mul, power, register, sub, total
+from .ops import Op, add, apply, as_node, broadcast, check_whole, const, mul, neg, power, register, sub, total
 
 ANY = (-2.0, 2.0)
 POSITIVE = (0.2, 3.0)
@@ -195,10 +196,11 @@ _primitive("Einsum", 2, "contraction of two vectors read as arrays in C order, a
 
 
 # --- composites -----------------------------------------------------------------------------------------------------
-def _composite(name, arity, doc, ref, lower, methods=(), aliases=(), params=(), domain=None, examples=()):
+def _composite(name, arity, doc, ref, lower, methods=(), aliases=(), params=(), domain=None, examples=(),
+               partials=None):  # fmt: skip
     register(
         Op(name, arity, doc, ref, lower=lower, methods=methods, aliases=aliases, params=params,
-           domain=domain or (ANY,) * arity, examples=examples)
+           domain=domain or (ANY,) * arity, examples=examples, partials=partials)
     )  # fmt: skip
 
 
@@ -276,6 +278,40 @@ def _kron(a: Node, b: Node, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) 
     return einsum(f"{la},{lb}->{out}", a, b, {**dict(zip(la, shape_a)), **dict(zip(lb, shape_b))})
 
 
+def matern_coefficients(p: int) -> list[float]:
+    """Coefficients of the polynomial of Matérn's function of ν = p + 1/2, that of the highest power first."""
+    check_whole("Matern", "p", p, 0)
+    return [math.comb(p, i) * math.factorial(p + i) / math.factorial(2 * p) * 2.0 ** (p - i) for i in range(p + 1)]
+
+
+def polynomial(r: Node, coefficients: Sequence[float]) -> Node:
+    """The polynomial of r with these coefficients, that of the highest power first."""
+    out: Node | float = coefficients[0]
+    for c in coefficients[1:]:
+        out = add(mul(out, r), c)
+    return as_node(out)
+
+
+def _matern(a: Node, p: int) -> Node:
+    r = apply("Sqrt", a)
+    return mul(polynomial(r, matern_coefficients(p)), apply("Exp", neg(r)))
+
+
+def _matern_partials(a: Node, p: int) -> tuple[Node]:
+    """The derivative is such a function again. That of what it is made of would be a difference of two terms that
+    nearly cancel near a = 0, and its own derivative would be wrong there, where that of a root is taken as 0."""
+    if p == 0:
+        return (mul(-0.5, mul(apply("Rsqrt0", a), apply("Matern", a, params=(0,)))),)
+    return (mul(-0.5 / (2 * p - 1), apply("Matern", a, params=(p - 1,))),)
+
+
+def _matern_ref(t, a, p):
+    r, out = t.sqrt(a), 0.0
+    for c in matern_coefficients(p):
+        out = out * r + c
+    return out * t.exp(-r)
+
+
 def _rows(t, m, n, transpose=False):
     shape = (n, m.shape[-1] // n) if transpose else (m.shape[-1] // n, n)
     return m.reshape(*m.shape[:-1], *shape)
@@ -331,3 +367,6 @@ _composite("TensorDot", 2, "contraction of axes of two arrays in C order, as num
                      ((3, 2), ((3,), (2,), (), ())), ((3, 3), ((3,), (3,), (0,), (0,)))))  # fmt: skip  # fmt: skip
 _composite("Kron", 2, "Kronecker product of two arrays in C order", _kron_ref, _kron, params=("shape_a", "shape_b"),
            examples=(((4, 6), ((2, 2), (2, 3))), ((3, 2), ((3,), (2,)))))  # fmt: skip
+_composite("Matern", 1, "Matérn's function of ν = p + 1/2 of r = √a: a polynomial of degree p times exp(-r)", _matern_ref,
+           _matern, params=("p",), domain=(POSITIVE,), partials=_matern_partials,
+           examples=(((3,), (2,)), ((1,), (0,)), ((3,), (1,)), ((1,), (4,))))  # fmt: skip

@@ -20,6 +20,13 @@ from .compositional import (  # noqa: E402
     ProductStructureKernel,
     ScaleKernel,
 )
+from .derivatives import (  # noqa: E402
+    DerivativesLinearOperator,
+    Matern52KernelGrad,
+    PolynomialKernelGrad,
+    RBFKernelGrad,
+    RBFKernelGradGrad,
+)
 from .formula import FormulaKernel  # noqa: E402
 from .kernels import (  # noqa: E402
     CauchyKernel,
@@ -43,6 +50,7 @@ __all__ = [
     "CauchyKernel",
     "ConstantKernel",
     "CosineKernel",
+    "DerivativesLinearOperator",
     "FormulaKernel",
     "IndexKernel",
     "InducingPointKernel",
@@ -52,14 +60,18 @@ __all__ = [
     "LCMKernel",
     "LaplacianKernel",
     "LinearKernel",
+    "Matern52KernelGrad",
     "MaternKernel",
     "MultitaskKernel",
     "PeriodicKernel",
     "PiecewisePolynomialKernel",
     "PolynomialKernel",
+    "PolynomialKernelGrad",
     "ProductKernel",
     "ProductStructureKernel",
     "RBFKernel",
+    "RBFKernelGrad",
+    "RBFKernelGradGrad",
     "RQKernel",
     "ScaleKernel",
     "SpectralMixtureKernel",

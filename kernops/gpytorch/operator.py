@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator as python
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from numbers import Real
 from typing import Any
@@ -14,7 +15,7 @@ from linear_operator.operators import DenseLinearOperator, DiagLinearOperator, R
 
 from ..formula.graph import CAT_I, CAT_J
 from ..kernels.kernel import as_parameter
-from ..operators import KernelOperator
+from ..operators import DerivativesOperator, KernelOperator
 from ..operators.bilinear import bilinear_gradients, entries
 from .layout import OWN_AXES, Layout
 
@@ -123,7 +124,7 @@ class KernopsLinearOperator(LinearOperator):
         operator, shape = self.operator, self.batch_shape
         made: dict[tuple[int, int], Tensor] = {}
         indices = {CAT_I: row_index, CAT_J: col_index}
-        same = _equal(row_index, col_index)
+        same = equal(row_index, col_index)
 
         def pick(t: Any, cat: int) -> Any:
             if not isinstance(t, Tensor):
@@ -133,7 +134,7 @@ class KernopsLinearOperator(LinearOperator):
             if key not in made:
                 t = _batch_indexed(t, OWN_AXES[cat], shape, batch_indices)
                 index = indices.get(which, slice(None))
-                made[key] = t if _is_all(index) else t[..., index, :]
+                made[key] = t if is_all(index) else t[..., index, :]
             return made[key]
 
         frame = operator.lazy.frame
@@ -152,8 +153,7 @@ class KernopsLinearOperator(LinearOperator):
             if isinstance(t, Tensor) and not any(t is mine for mine in tensors):
                 tensors.append(t)
             sources.append(next(k for k, mine in enumerate(tensors) if mine is t) if isinstance(t, Tensor) else t)
-        layout = Layout(old.formula, old.cats, tuple(sources), symmetric, old.backend)
-        return type(self)(*tensors, layout=layout)
+        return type(self)(*tensors, layout=replace(old, sources=tuple(sources), symmetric=symmetric))
 
     # --- batch axes -------------------------------------------------------------------------------------------------
     def _mapped(self, change: Callable[[Tensor, int], Tensor]) -> KernopsLinearOperator:
@@ -229,7 +229,11 @@ class KernopsLinearOperator(LinearOperator):
                 operator._need_like("the factor", factor)
             factor = factor[..., None]
         lazy = operator.lazy * as_parameter(factor, operator.lazy, 1)
-        return self.of(KernelOperator(lazy, symmetric=operator.symmetric))
+        return self.of(operator._remade(lazy))
+
+    def one_formula(self) -> KernopsLinearOperator:
+        """The same matrix as a formula of each row and each column."""
+        return self
 
     def _mul_matrix(self, other: Any) -> Any:
         other = other.evaluate_kernel()
@@ -241,11 +245,15 @@ class KernopsLinearOperator(LinearOperator):
         return self.of(self.operator * mine.operator)
 
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, KernopsLinearOperator) and other.matrix_shape == self.matrix_shape:
+        if self._is_like(other):
             return self.of(self.operator + other.operator)
         if isinstance(other, RootLinearOperator):  # without the decompositions of ``add_low_rank``
             return SumLinearOperator(self, other)
         return super().__add__(other)
+
+    def _is_like(self, other: Any) -> bool:
+        """Whether the sum with another is one formula."""
+        return type(other) is type(self) and other.matrix_shape == self.matrix_shape
 
 
 def differentiable_derivative(matrix: LinearOperator, left: Tensor, right: Tensor) -> tuple[Tensor | None, ...]:
@@ -263,7 +271,7 @@ def as_ours(matrix: Any) -> KernopsLinearOperator | None:
     from .factors import low_rank
 
     if isinstance(matrix, KernopsLinearOperator):
-        return matrix
+        return matrix.one_formula()
     if type(matrix) is SumLinearOperator:
         parts = [as_ours(m.evaluate_kernel()) for m in matrix.linear_ops]
         return None if any(p is None for p in parts) else reduce(python.add, parts)
@@ -271,14 +279,14 @@ def as_ours(matrix: Any) -> KernopsLinearOperator | None:
     return None if factors is None else KernopsLinearOperator.of(KernelOperator("linear", *factors))
 
 
-def as_linear_operator(operator: KernelOperator) -> LinearOperator:
+def as_linear_operator(operator: KernelOperator | DerivativesOperator) -> LinearOperator:
     """A matrix of ``kernops.operators`` for linear_operator, with its added diagonal.
 
     Args:
         operator: of any kernel, also of a scikit-learn kernel or of a formula.
 
     Raises:
-        TypeError: it is no ``KernelOperator``.
+        TypeError: it is no ``KernelOperator`` and no ``DerivativesOperator``.
 
     Example:
         >>> from kernops.kernels import RBF, White
@@ -287,6 +295,10 @@ def as_linear_operator(operator: KernelOperator) -> LinearOperator:
         tensor([[1.1000, 1.0000],
                 [1.0000, 1.1000]])
     """
+    if isinstance(operator, DerivativesOperator):
+        from .derivatives import DerivativesLinearOperator
+
+        return DerivativesLinearOperator.of(operator)
     if not isinstance(operator, KernelOperator):
         raise TypeError(f"operator must be a KernelOperator; got {type(operator).__name__}")
     kernel, diagonal = operator._split()
@@ -294,17 +306,17 @@ def as_linear_operator(operator: KernelOperator) -> LinearOperator:
     return out if diagonal is None else out.add_diagonal(diagonal)
 
 
-def _is_all(index: Index) -> bool:
+def is_all(index: Index) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _equal(a: Index, b: Index) -> bool:
+def equal(a: Index, b: Index) -> bool:
     """Whether two indices are known to be equal, without a look at numbers on a GPU."""
     return a is b or (isinstance(a, slice) and isinstance(b, slice) and a == b)
 
 
 def _batch_indexed(t: Tensor, own: int, shape: Sequence[int], index: Sequence[Index]) -> Tensor:
-    if t.ndim == own or all(map(_is_all, index)):
+    if t.ndim == own or all(map(is_all, index)):
         return t
     t = t.expand(*shape, *t.shape[t.ndim - own :])
     return t[(*index, *[slice(None)] * own)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..formula.graph import Node
 from ..formula.ops import add, apply, as_node, div, mul, neg, power, sub, total
+from ..formula.vector_ops import polynomial
 
 Number = Node | float
 
@@ -108,14 +109,6 @@ def _laplace(x: Node, y: Node, length_scale: Number) -> Node:
     return apply("Exp", neg(_manhattan(div(x, length_scale), div(y, length_scale))))
 
 
-def _polynomial_in(r: Node, coefficients: Sequence[float]) -> Node:
-    """The polynomial of r with these coefficients, that of the highest power first."""
-    out: Number = coefficients[0]
-    for c in coefficients[1:]:
-        out = add(mul(out, r), c)
-    return as_node(out)
-
-
 def _matern(x: Node, y: Node, length_scale: Number, nu: float) -> Node:
     """Matérn of any ν (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 4.14, 4.16)."""
     if not nu > 0:
@@ -126,10 +119,7 @@ def _matern(x: Node, y: Node, length_scale: Number, nu: float) -> Node:
     order = nu - 0.5
     if not order.is_integer() or order > MOST_TERMS:
         return _scale_mixture(square, nu)
-    p = int(order)
-    r = apply("Sqrt", square)
-    terms = [math.comb(p, i) * math.factorial(p + i) / math.factorial(2 * p) * 2.0 ** (p - i) for i in range(p + 1)]
-    return mul(_polynomial_in(r, terms), apply("Exp", neg(r)))
+    return apply("Matern", square, params=(int(order),))
 
 
 def _scale_mixture(square: Node, nu: float) -> Node:
@@ -181,13 +171,13 @@ def wendland(x: Node, y: Node, length_scale: Number, q: int, features: int | Non
         raise ValueError(f"q must be 0, 1, 2 or 3; got {q!r}")
     r = apply("Sqrt", _scaled_sqdist(x, y, length_scale))
     j = (x.dim if features is None else features) // 2 + q + 1
-    polynomial = {
+    coefficients = {
         0: (1.0,),
         1: (j + 1, 1.0),
         2: ((j**2 + 4 * j + 3) / 3, j + 2, 1.0),
         3: ((j**3 + 9 * j**2 + 23 * j + 15) / 15, (2 * j**2 + 12 * j + 15) / 5, j + 3, 1.0),
     }[q]
-    return mul(power(apply("ReLU", sub(1.0, r)), j + q), _polynomial_in(r, polynomial))
+    return mul(power(apply("ReLU", sub(1.0, r)), j + q), polynomial(r, coefficients))
 
 
 def _spectral_mixture(x: Node, y: Node, weights: Number, means: Number, scales: Number) -> Node:

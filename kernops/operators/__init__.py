@@ -3,6 +3,7 @@
 from ..solvers import ConvergenceWarning, NotPositiveDefiniteError, NumericalWarning, OutOfMemoryError
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, KroneckerOperator
+from .derivatives import DerivativesOperator
 from .kernel import KernelOperator
 from .preconditioning import Preconditioner, make_preconditioner
 from .rescaled import RescaledOperator
@@ -14,6 +15,7 @@ __all__ = [
     "BlockDiagonalOperator",
     "ConvergenceWarning",
     "DenseOperator",
+    "DerivativesOperator",
     "DiagonalOperator",
     "KernelOperator",
     "KroneckerOperator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -13,7 +14,12 @@ from ..lazy.arrays import space_of
 from ..lazy.engine import request
 from ..lazy.frame import Frame
 from ..lazy.options import backend_for
-from .kernel import WIDTHS, KernelOperator, _columns, _sum
+from .kernel import WIDTHS, KernelOperator, _sum
+
+if TYPE_CHECKING:
+    from .derivatives import DerivativesOperator
+
+    Matrix: TypeAlias = KernelOperator | DerivativesOperator
 
 Tensor = torch.Tensor
 Grads = list[Tensor | None]
@@ -23,7 +29,7 @@ Grads = list[Tensor | None]
 FUSED = 16
 
 
-def bilinear_gradients(operator: KernelOperator, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
+def bilinear_gradients(operator: Matrix, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
     """The gradient of Σ uᵀ K v, over the columns of u and v, by the data of the kernel; K v is not computed.
 
     Where rows and columns are the same points and K is symmetric, Σ_j (u_i·v_j + v_i·u_j) dk(x_i, x_j)/dx_i is the
@@ -60,13 +66,12 @@ def bilinear_gradients(operator: KernelOperator, u: Tensor, v: Tensor, wanted: C
     return total
 
 
-def _in_float32(operator: KernelOperator) -> KernelOperator:
+def _in_float32(operator: Matrix) -> Matrix:
     frame = operator.lazy.frame
     made: dict[int, Tensor] = {}  # rows and columns that are one tensor stay one
     tensors = tuple(made.setdefault(id(t), t.float()) if isinstance(t, Tensor) else t for t in frame.tensors)
     space = space_of("torch", torch.float32, operator.device)
-    lazy = LazyTensor(operator.lazy.formula, frame.replace(tensors=tensors, space=space))
-    return KernelOperator(lazy, symmetric=operator.symmetric)
+    return operator._remade(LazyTensor(operator.lazy.formula, frame.replace(tensors=tensors, space=space)))
 
 
 def _twins(frame: Frame, wanted: Collection[int]) -> set[int]:
@@ -79,16 +84,14 @@ def _twins(frame: Frame, wanted: Collection[int]) -> set[int]:
     return set(found[CAT_J].values()) if same else set()
 
 
-def _part(operator: KernelOperator, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
-    width = next(w for w in WIDTHS if w >= u.shape[-1])
-    u, v = (torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in (u, v))
-    product = operator.lazy * _columns(v)
+def _part(operator: Matrix, u: Tensor, v: Tensor, wanted: Collection[int]) -> Grads:
+    product, u = operator._weighted(u, v)
     frame = product.frame
-    assert frame.space is not None
+    assert frame.space is not None and frame.m is not None and frame.n is not None
     plan = request("Sum", product.formula, None, 0, len(frame.tensors), False).plan
-    m, n = operator.shape[-2:]
     backend = backend_for(frame.backend, frame.space.device)
-    return pull_back_sum(plan, frame.tensors, u, wanted, m, n, backend, FUSED)[: len(operator.lazy.frame.tensors)]
+    found = pull_back_sum(plan, frame.tensors, u, wanted, frame.m, frame.n, backend, FUSED)
+    return found[: len(operator.lazy.frame.tensors)]
 
 
 def entries(operator: KernelOperator, rows: Tensor, columns: Tensor, batch: Sequence[Tensor]) -> Tensor:

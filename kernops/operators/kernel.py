@@ -117,6 +117,10 @@ class KernelOperator(LinearOperator):
         new._set(lazy, size, diagonal, symmetric)
         return new
 
+    def _remade(self, lazy: LazyTensor) -> KernelOperator:
+        """The same matrix, without what was added, of other data."""
+        return self._like(lazy, self.shape[-2:], None, self.symmetric)
+
     # --- what it is made of ---------------------------------------------------------------------------------------
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -159,6 +163,14 @@ class KernelOperator(LinearOperator):
     def _transposed(self) -> KernelOperator:
         m, n = self.shape[-2:]
         return self._like(self.lazy.T, (n, m), self.added, self.symmetric)
+
+    def _weighted(self, u: Tensor, v: Tensor) -> tuple[LazyTensor, Tensor]:
+        """The formula of the product with v, of at most 128 columns, filled up, and u as its cotangent."""
+        width = next(w for w in WIDTHS if w >= u.shape[-1])
+        u, v = (torch.nn.functional.pad(t, (0, width - t.shape[-1])) for t in (u, v))
+        lazy = self.lazy * _columns(v)
+        m, n = self.shape[-2:]
+        return LazyTensor(lazy.formula, lazy.frame.replace(m=m, n=n)), u
 
     def _bilinear(self, u: Tensor, v: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         from .bilinear import bilinear_gradients

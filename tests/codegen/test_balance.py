@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kernops import formula as _fill_the_table  # noqa: F401
-from kernops.codegen.balance import BUSY, choices, plain_pairs
+from kernops.codegen.balance import BUSY, bits, choices, plain_pairs
 from kernops.codegen.facts import facts
 from kernops.codegen.floors import EXP, FMA, PLAIN_POWER, gpu
 from kernops.codegen.schedule import Device, candidates, schedule
@@ -64,6 +64,14 @@ def test_no_other_share_is_faster(instructions: float) -> None:
 
     chosen = plain_pairs(f, pairs, instructions, (9, 0))
     assert cycles(chosen) == min(cycles(k) for k in choices(pairs))
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 8, 16])
+def test_the_set_of_pairs_has_their_number(pairs: int) -> None:
+    for plain in choices(pairs):
+        chosen = [p for p in range(pairs) if bits(plain, pairs) >> p & 1]
+        assert len(chosen) == plain and bits(plain, pairs) < 1 << pairs
+        assert plain < 3 or {p % 2 for p in chosen} == {0, 1}, "both of a thread's rows have some"
 
 
 def test_other_shares_are_tried_where_schedules_are_measured() -> None:

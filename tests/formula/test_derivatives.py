@@ -73,6 +73,8 @@ POINTS: list[tuple[Node, float, list[float]]] = [
     (apply("Pow", 0.0, x), 2.0, [0.0, 0.0, 0.0]),
     (apply("XLogX", x), 1.0, [0.0, 1.0, 1.0, -1.0]),
     (apply("Exp", mul(-2.0, power(x, 2))), 0.0, [1.0, 0.0, -4.0, 0.0]),
+    (apply("Matern", mul(5.0, power(x, 2)), params=(2,)), 0.0, [1.0, 0.0, -5 / 3, 0.0, 25.0]),
+    (apply("Matern", mul(3.0, power(x, 2)), params=(1,)), 0.0, [1.0, 0.0, -3.0]),
     (apply("Where", x, power(x, 2), mul(3.0, x)), 0.0, [0.0, 3.0, 0.0]),
     (apply("IfElse", x, power(x, 2), mul(3.0, x)), 0.0, [0.0, 0.0, 2.0]),
     (apply("IfElse", x, power(x, 2), mul(3.0, x)), -1.0, [-3.0, 3.0, 0.0]),

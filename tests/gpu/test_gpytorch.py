@@ -111,3 +111,24 @@ def test_products_entries_and_gradients(dtype):
     for got, want in zip(*made, strict=True):
         assert got.device.type == DEVICE
         near(got, want, tol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_kernels_of_derivatives(dtype):
+    """Right-hand sides in one group and in several, of one matrix and of a sum, and gradients by everything."""
+    tol = 1e-10 if dtype == torch.float64 else 1e-4
+    made = []
+    for kernels, device, t in ((ours, DEVICE, dtype), (gpytorch.kernels, "cpu", torch.float64)):
+        x, _, new = (a.requires_grad_() for a in data(device, t))
+        kernel = kernels.ScaleKernel(kernels.RBFKernelGrad(ard_num_dims=D)) + kernels.Matern52KernelGrad()
+        kernel.to(device, t)
+        v = torch.linspace(-1, 1, N * (D + 1) * 9, dtype=torch.float64).cos().reshape(-1, 9).to(device, t)
+        matrix = kernel(new, x)
+        out = matrix @ v
+        grads = torch.autograd.grad(out.square().mean(), [x, new, *kernel.parameters()])
+        rows = torch.arange(0, NEW * (D + 1), 7, device=device)
+        entries = [matrix[3:9, 5:40].to_dense(), matrix[rows, rows + 3], kernel(x, diag=True)]
+        made.append([out, matrix @ v[:, :1], *entries, *grads])
+    for got, want in zip(*made, strict=True):
+        assert got.device.type == DEVICE
+        near(got, want, tol)

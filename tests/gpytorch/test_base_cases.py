@@ -30,6 +30,11 @@ CASES: dict[str, tuple[Any, bool]] = {
     "Scale": (lambda **k: ours.ScaleKernel(ours.RBFKernel(**k), batch_shape=k.get("batch_shape")), True),
     "Sum": (lambda **k: ours.RBFKernel(**k) + ours.CauchyKernel(**k), True),
     "Product": (lambda **k: ours.RBFKernel(**k) * ours.LinearKernel(**k), True),
+    "RBFGrad": (ours.RBFKernelGrad, True),
+    "Matern52Grad": (ours.Matern52KernelGrad, True),
+    "PolynomialGrad": (lambda **k: ours.PolynomialKernelGrad(2, **k), False),
+    "RBFGradGrad": (ours.RBFKernelGradGrad, True),
+    "SumOfGrads": (lambda **k: ours.RBFKernelGrad(**k) + ours.Matern52KernelGrad(**k), True),
     "Formula": (lambda **k: ours.FormulaKernel(tail, {"scale": 0.7}, **k), False),
 }
 

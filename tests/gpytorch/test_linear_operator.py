@@ -7,9 +7,9 @@ from unittest import TestCase
 import torch
 from linear_operator.test.linear_operator_test_case import LinearOperatorTestCase, RectangularLinearOperatorTestCase
 
-from kernops.gpytorch import KernopsLinearOperator
+from kernops.gpytorch import DerivativesLinearOperator, KernopsLinearOperator
 from kernops.kernels import RBF, Constant
-from kernops.operators import KernelOperator
+from kernops.operators import DerivativesOperator, KernelOperator
 
 Tensor = torch.Tensor
 
@@ -105,3 +105,48 @@ class TestRectangularBatch(TestRectangle):
 
 class TestRectangularDoubleBatch(TestRectangle):
     shapes = ((3, 1, 5, 2), (2, 7, 2))
+
+
+def with_gradients(x: Tensor, y: Tensor, scale: Tensor, length: Tensor) -> Tensor:
+    """The covariances of values and gradients by the squared exponential above, value first at each point."""
+    d = (x[..., :, None, :] - y[..., None, :, :]) / length.square()[..., None, None, :]
+    each = d.shape[-1]
+    ones = torch.eye(each, dtype=x.dtype) / length.square()[..., None, None, None, :].expand(*d.shape, -1)
+    top = torch.cat([torch.ones_like(d[..., :1]), d], -1)[..., None, :]
+    rest = torch.cat([-d[..., None], ones - d[..., :, None] * d[..., None, :]], -1)
+    blocks = squared_exponential(x, y, scale, length)[..., None, None] * torch.cat([top, rest], -2)
+    return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2)
+
+
+class TestDerivatives(LinearOperatorTestCase, TestCase):
+    """Six rows: the value and two derivatives at each of two points."""
+
+    seed = 0
+    should_test_sample = True
+    batch: tuple[int, ...] = ()
+
+    def create_linear_op(self) -> DerivativesLinearOperator:
+        values = torch.tensor([2.5]), torch.tensor([0.9]), 1.5 * points(*self.batch, 2, 2)
+        scale, length, x = (t.requires_grad_() for t in values)
+        return DerivativesLinearOperator.of(DerivativesOperator(Constant(scale) * RBF(length), x))
+
+    def evaluate_linear_op(self, linear_op: DerivativesLinearOperator) -> Tensor:
+        x, scale, length = linear_op.representation()
+        return with_gradients(x, x, scale, length)
+
+
+class TestDerivativesBatch(TestDerivatives):
+    batch = (2,)
+
+
+class TestDerivativesRectangularBatch(RectangularLinearOperatorTestCase, TestCase):
+    seed = 0
+
+    def create_linear_op(self) -> DerivativesLinearOperator:
+        values = torch.tensor([1.5]), torch.tensor([0.9, 1.2]), points(2, 2, 2), points(3, 2)
+        scale, length, x, y = (t.requires_grad_() for t in values)
+        return DerivativesLinearOperator.of(DerivativesOperator(Constant(scale) * RBF(length), x, y))
+
+    def evaluate_linear_op(self, linear_op: DerivativesLinearOperator) -> Tensor:
+        x, y, scale, length = linear_op.representation()
+        return with_gradients(x, y, scale, length)

@@ -13,6 +13,7 @@ from kernops import kernels as k
 from kernops.operators import (
     BlockDiagonalOperator,
     DenseOperator,
+    DerivativesOperator,
     DiagonalOperator,
     KernelOperator,
     KroneckerOperator,
@@ -119,6 +120,25 @@ def dense(x: Tensor = X, noise: float | Tensor = 0.3) -> Tensor:
     return 1.5 * gaussian(x, x) + torch.diag_embed(d)
 
 
+def with_derivatives(definition: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, order: int = 1) -> Tensor:
+    """The matrix of a kernel's derivatives at points x (M, D) and y (N, D), which torch takes of its definition."""
+
+    def jet(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def all_of(z: Tensor) -> Tensor:
+            parts = [f(z)[..., None], torch.func.jacfwd(f)(z)]
+            if order == 2:
+                parts.append(torch.func.jacfwd(torch.func.jacfwd(f))(z).diagonal(dim1=-2, dim2=-1))
+            return torch.cat(parts, -1)
+
+        return all_of
+
+    def block(a: Tensor, b: Tensor) -> Tensor:
+        return jet(lambda v: jet(lambda u: definition(u[None], v[None])[0, 0])(a))(b)
+
+    blocks = torch.func.vmap(torch.func.vmap(block, (None, 0)), (0, None))(x, y)
+    return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2)
+
+
 XB = rand(2, N, 3, seed=3)
 Y = rand(7, 3, seed=4)
 FACTOR = torch.tensor([2.0, 3.0]).double()
@@ -177,6 +197,25 @@ OPERATORS: dict[str, Callable[[], tuple[LinearOperator, Tensor]]] = {
                                          torch.stack([torch.kron(dense(), f * SPD) for f in FACTOR])),
     "Kronecker of a rectangle": lambda: (KroneckerOperator(KernelOperator(k.RBF(), X, Y), SPD[:2]),
                                          torch.kron((-squares(X, Y) / 2).exp(), SPD[:2])),
+    "derivatives": lambda: (
+        DerivativesOperator(1.5 * k.RBF(ELL), X[:3]).add_diagonal(0.1),
+        1.5 * with_derivatives(gaussian, X[:3], X[:3]) + 0.1 * torch.eye(12).double(),
+    ),
+    "derivatives of a batch": lambda: (
+        DerivativesOperator(k.RBF(ELL), XB[:, :3]).add_diagonal(0.1),
+        torch.stack([with_derivatives(gaussian, x[:3], x[:3]) + 0.1 * torch.eye(12).double() for x in XB]),
+    ),
+    "second derivatives": lambda: (
+        (DerivativesOperator(k.RBF(), X[:2], order=2) + DerivativesOperator(k.RBF(ELL), X[:2], order=2)).add_diagonal(
+            0.1
+        ),
+        with_derivatives(lambda x, y: gaussian(x, y) + gaussian(x, y, 1.0), X[:2], X[:2], 2)
+        + 0.1 * torch.eye(14).double(),
+    ),
+    "derivatives of a rectangle": lambda: (
+        DerivativesOperator(k.RBF(ELL), X[:2], Y[:3]),
+        with_derivatives(gaussian, X[:2], Y[:3]),
+    ),
     "rows and columns": lambda: (kernel(noise=NOISE)[2:9, 1:5], dense(noise=NOISE)[2:9, 1:5]),
     "principal part": lambda: (kernel(noise=NOISE)[2:9, 2:9], dense(noise=NOISE)[2:9, 2:9]),
     "rows, then columns": lambda: (kernel(noise=NOISE)[ROWS, :][:, ROWS], dense(noise=NOISE)[ROWS][:, ROWS]),

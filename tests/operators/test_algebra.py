@@ -34,7 +34,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tol: float = 1e-11) -> None:
 
 SQUARE = [name for name in OPERATORS if OPERATORS[name]()[0].symmetric]
 OTHERS = {"rectangular", "rectangular of a batch", "product", "Kronecker of a rectangle", "rows and columns",
-          "rows, then columns", "transposed", "rescaled rows"}  # fmt: skip
+          "rows, then columns", "transposed", "rescaled rows", "derivatives of a rectangle"}  # fmt: skip
 
 
 def test_symmetric_operators_are_known():
