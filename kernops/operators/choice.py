@@ -55,11 +55,12 @@ class Rates:
     most: float
 
 
-#: Measured in float32: on an H200, and on two cores of a server's processor, where memory that is not taken for tables
-#: is what this package is for.
+#: Measured in float32: on an H200, and on two cores of a server's processor (beside other work, which halved all of
+#: them), where memory that is not taken for tables is what this package is for. In float64, and for points so far apart
+#: that matrix units are too inexact for them, products take longer, and what is chosen is not the best, but better.
 RATES = {
     "cuda": Rates(85e12, 3e10, 45e12, 3e11, 50e12, 1.2e-4, 40e12, 35e12, 1 / 4, float("inf")),
-    "cpu": Rates(100e9, 5e8, 60e9, 1e9, 60e9, 1e-3, 100e9, 60e9, 1 / 16, 128 << 20),
+    "cpu": Rates(60e9, 4e7, 90e9, 1e9, 90e9, 1.5e-3, 60e9, 60e9, 1 / 16, 128 << 20),
 }
 #: Updates of an iteration, in vectors.
 UPDATES = 20
