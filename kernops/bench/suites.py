@@ -21,9 +21,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "splat --setting bevdet59 --backward --device cpu --budget 10 --no-probes",
     ),
     "gp-cuda": (
-        "gp likelihood --n 20000,100000 --device cuda",
-        "gp likelihood --n 50000 --d 9 --device cuda",
-        "gp likelihood --n 20000 --d 32 --device cuda",
+        "gp likelihood --n 20000,100000 --device cuda --budget 3",
+        "gp likelihood --n 50000 --d 9 --device cuda --budget 3",
+        "gp likelihood --n 20000 --d 32 --device cuda --budget 3",
         "gp likelihood --n 1000000 --device cuda --peer none --budget 1",
         "gp predict --n 20000,100000 --tol 0.001 --device cuda --budget 1",
         "gp predict --n 50000 --d 9 --tol 0.001 --device cuda --budget 1",

@@ -72,9 +72,10 @@ def test_launches_allocations_and_bytes_on_a_gpu(name: str, calls: Calls) -> Non
 
 @pytest.mark.parametrize("name", CALLS)
 def test_memory_grows_with_the_points_and_not_with_their_pairs(name: str, calls: Calls) -> None:
+    """From where there are rows enough for as many blocks as a GPU is given: the states of splits are then as many."""
     call, d, e, _ = CALLS[name]
     used = []
-    for n in (50_000, 100_000):
+    for n in (100_000, 200_000):
         calls.clear()
         call(*data(d, e, n))
         used.append(sum(calls.allocations))
