@@ -197,6 +197,8 @@ def test_what_of_scikit_learn_is_not_translated() -> None:
             kernels.from_sklearn(bad)
     with pytest.raises(ValueError, match=r"theta must have shape \(1,\)"):
         kernels.from_sklearn(gp.RBF(), torch.zeros(2))
+    with pytest.raises(TypeError, match="theta must be a torch tensor, or None; got ndarray"):
+        kernels.from_sklearn(gp.RBF(), np.zeros(1))  # type: ignore[arg-type]
 
 
 def test_algebra_and_text() -> None:

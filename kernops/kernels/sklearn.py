@@ -42,7 +42,7 @@ def from_sklearn(kernel: Any, theta: Tensor | None = None) -> Kernel:
             values that the object has.
 
     Raises:
-        TypeError: it is no such object, or of a class that scikit-learn does not define.
+        TypeError: it is no such object, or of a class that scikit-learn does not define; or ``theta`` is no tensor.
         ValueError: ``theta`` has another length than ``kernel.theta``.
 
     Example:
@@ -53,6 +53,8 @@ def from_sklearn(kernel: Any, theta: Tensor | None = None) -> Kernel:
     """
     if not is_sklearn(kernel):
         raise TypeError(f"kernel must be a kernel object of scikit-learn; got {type(kernel).__name__}")
+    if theta is not None and not isinstance(theta, Tensor):
+        raise TypeError(f"theta must be a torch tensor, or None; got {type(theta).__name__}")
     if theta is not None and tuple(theta.shape) != kernel.theta.shape:
         raise ValueError(f"theta must have shape {kernel.theta.shape}, as kernel.theta has; got {tuple(theta.shape)}")
     return _translate(kernel, None if theta is None else _Reader(theta.exp()))

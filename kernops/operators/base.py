@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..backends.layout import broadcast
 from ..solvers.implicit import pull_back
+from .indices import numbers, read
 from .methods import LinearAlgebra
 
 Tensor = torch.Tensor
@@ -237,14 +237,14 @@ class LinearOperator(LinearAlgebra, ABC):
         number takes one row or column: a tensor. Two tensors of numbers (S,) are elements, (*B, S), as with tensors.
         """
         sizes = self.shape[-2:]
-        rows, columns = (_index(k, size, self.device) for k, size in zip(self._key(key), sizes))
+        rows, columns = (read(k, size, self.device) for k, size in zip(self._key(key), sizes))
         if isinstance(rows, Tensor) and isinstance(columns, Tensor):
             if rows.shape != columns.shape:
                 raise ValueError(f"two lists of indices must have one shape; got {(len(rows),)}, {(len(columns),)}")
             return self._elements(rows, columns)
         if rows == slice(None) and columns == slice(None):
             return self
-        i, j = (_numbers(k, size, self.device) for k, size in zip((rows, columns), sizes))
+        i, j = (numbers(k, size, self.device) for k, size in zip((rows, columns), sizes))
         one_row, one_column = (isinstance(k, int) for k in (rows, columns))
         if one_row and one_column:
             return self._elements(i, j)[..., 0]
@@ -312,37 +312,3 @@ class LinearOperator(LinearAlgebra, ABC):
         return self.shape[0]
 
     __iter__ = None  # else Python would try A[0], A[1], ...
-
-
-def _index(key: Any, size: int, device: torch.device) -> int | slice | Tensor:
-    """An index as a number, a slice, or numbers (S,) that count from 0; checked where that needs no synchronisation."""
-    if isinstance(key, slice):
-        return key
-    given = key
-    if isinstance(key, (list, range, np.ndarray)):
-        array = np.asarray(key) if np.size(key) else np.zeros(0, np.int64)
-        array = array.astype(np.int64) if array.dtype.kind in "iu" else array
-        key = torch.from_numpy(array) if array.dtype.kind in "bi" else None
-    if isinstance(key, Integral) and not isinstance(key, bool):
-        one = int(key)
-        if not -size <= one < size:
-            raise IndexError(f"an index is out of range for an axis of length {size}; got {one}")
-        return one % size
-    if not isinstance(key, Tensor) or key.ndim != 1 or key.is_floating_point():
-        raise TypeError(f"an index is a number, a slice, or whole numbers or a mask (S,); got {given!r}")
-    if key.dtype == torch.bool:
-        if len(key) != size:
-            raise IndexError(f"a mask must have {size} entries; got {len(key)}")
-        key = key.nonzero()[:, 0]
-    key = key.to(device, torch.int64)
-    if not key.is_cuda and len(key) and not -size <= int(key.min()) <= int(key.max()) < size:
-        raise IndexError(f"an index is out of range for an axis of length {size}")
-    return torch.where(key < 0, key + size, key)
-
-
-def _numbers(index: int | slice | Tensor, size: int, device: torch.device) -> Tensor:
-    """What :func:`_index` returned, as numbers (S,)."""
-    if isinstance(index, Tensor):
-        return index
-    every = range(*index.indices(size)) if isinstance(index, slice) else range(index, index + 1)
-    return torch.arange(every.start, every.start + len(every) * every.step, every.step, device=device)
