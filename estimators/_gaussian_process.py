@@ -206,7 +206,7 @@ class GaussianProcessRegressor(MultiOutputMixin, RegressorMixin, GaussianProcess
             operator, y = self._system(parameters)
             fit, logdet, report = operator.inv_quad_logdet(
                 y, n_probes=self.n_probes, n_short=self._short, seed=self._seed, return_report=True,
-                **self._settings(operator),
+                **self._settings(operator, likelihood=True),
             )  # fmt: skip
             self._short = max(self._short, report.n_short)
         except NotPositiveDefiniteError as error:

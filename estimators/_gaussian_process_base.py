@@ -317,10 +317,18 @@ class GaussianProcess(CallbackSupportMixin, BaseEstimator):
         dtype = auto if self.dtype == "auto" else self.dtype
         return tensors(self.device, *(a.astype(dtype, copy=False) for a in arrays))
 
-    def _settings(self, operator: LinearOperator, kept: Preconditioner | None = None) -> dict[str, Any]:
-        """For ``solve`` and ``inv_quad_logdet`` of an operator."""
+    def _settings(
+        self, operator: LinearOperator, kept: Preconditioner | None = None, likelihood: bool = False
+    ) -> dict[str, Any]:  # fmt: skip
+        """For ``solve`` and, if ``likelihood``, for ``inv_quad_logdet`` of an operator.
+
+        With Cholesky's factor a determinant is exact, but its gradient by few random vectors is a poor one: a
+        decomposition of low rank controls these.
+        """
         if self._dense:
             return {"method": "cholesky"}
+        if likelihood and self.preconditioner == "cholesky":
+            kept = operator.preconditioner("pivoted_cholesky", self.rank)
         made = kept or self._preconditioner(operator)
         return {"method": "cg", "tol": float(self.tol), "max_iter": self.max_iter, "preconditioner": made}
 

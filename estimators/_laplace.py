@@ -186,7 +186,8 @@ class IterativeLaplace(Laplace):
     """By conjugate gradients and random probes, in memory for vectors.
 
     Args:
-        settings: the function of an operator that gives the arguments of its ``solve``.
+        settings: the function of an operator that gives the arguments of its ``solve``; with ``likelihood=True`` those
+            of its ``logdet``.
         n_probes, seed: of the determinant's estimate.
     """
 
@@ -195,7 +196,7 @@ class IterativeLaplace(Laplace):
         kernel: KernelOperator,
         y: Tensor,
         tol: float,
-        settings: Callable[[LinearOperator], dict[str, Any]],
+        settings: Callable[..., dict[str, Any]],
         n_probes: int,
         seed: int,
     ) -> None:
@@ -229,7 +230,7 @@ class IterativeLaplace(Laplace):
         root, _, bend = curvature(mode.f, self.y)
         scale = root.clone().requires_grad_(parameters is not None)
         matrix = self.matrix(scale)
-        settings = self.settings(matrix)
+        settings = self.settings(matrix, likelihood=True)
         logdet, report = matrix.logdet(n_probes=self.n_probes, seed=self.seed, return_report=True, **settings)
         value = mode.value - 0.5 * float(logdet.detach())
         error = error_of(report)

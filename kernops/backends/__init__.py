@@ -146,11 +146,15 @@ def _check_data(
 ) -> None:  # fmt: skip
     """An error unless every tensor has the data that the caller meant: a tensor may get others at any time, as by
     ``x.data = ...``, and a kernel would read beyond their end."""
+    dtype, device = first.dtype, first.device
     for k, cat, dim in plan.reads:
         t: Tensor = tensors[k]  # type: ignore[assignment]
+        shape, whole = t.shape, (dim,) if cat == CAT_P else (n if cat == CAT_J else m, dim)
+        if (shape == whole or shape == batch + whole) and t.dtype is dtype and t.device == device:
+            continue  # quickly, as nearly always
         own = {CAT_I: (m, dim), CAT_J: (n, dim)}.get(cat, (dim,))
         beside = not batch and cat != CAT_P and t.shape in ((own[0], 1, dim), (1, own[0], dim))
-        if not (beside or _fits(t.shape, own, batch)) or t.dtype != first.dtype or t.device != first.device:
+        if not (beside or _fits(t.shape, own, batch)) or t.dtype != dtype or t.device != device:
             raise ValueError(
                 f"tensors[{k}] has other data than before: {t.dtype} of shape {tuple(t.shape)} on {t.device}, where "
                 f"{first.dtype} of shape {(*batch, *own)} on {first.device} was expected. After `x.data = ...` or a "

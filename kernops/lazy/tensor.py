@@ -20,6 +20,7 @@ from .methods import VectorMethods
 from .nodes import swapped, variable, weighted
 from .operators import Operators
 from .reductions import ReductionMethods, execute
+from .views import Late
 
 Tensor = torch.Tensor
 
@@ -196,10 +197,13 @@ class LazyTensor(Operators, VectorMethods, ReductionMethods):
 
     def __deepcopy__(self, memo: dict) -> LazyTensor:
         """Data are copied, except tensors in the middle of an autograd graph, which torch cannot copy."""
-        tensors = tuple(
-            t if isinstance(t, Tensor) and not t.is_leaf else copy.deepcopy(t, memo) for t in self.frame.tensors
-        )
-        return LazyTensor(self.formula, self.frame.replace(tensors=tensors))
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Late):
+                return Late(copied(value.tensor), *value.steps)
+            return value if isinstance(value, Tensor) and not value.is_leaf else copy.deepcopy(value, memo)
+
+        return LazyTensor(self.formula, self.frame.replace(given=tuple(map(copied, self.frame.given))))
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """An error: what can be called is a reduction with symbolic variables or ``call=False``."""

@@ -142,4 +142,5 @@ def stamp(t: Any, written: bool = False) -> tuple | None:
     if written and t.is_inference():
         return None
     version = t._version if written else None
-    return t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad, t.is_neg(), version
+    bits = t.requires_grad, t.is_leaf, t.is_neg(), t.is_conj()
+    return t.data_ptr(), t.shape, t.stride(), t.dtype, bits, version

@@ -78,9 +78,10 @@ def _in_float32(operator: Matrix) -> Matrix:
 def _twins(frame: Frame, wanted: Collection[int]) -> set[int]:
     """The wanted variables of columns, if rows and columns are the same tensors and gradients by both are wanted."""
     found: dict[int, dict[int, int]] = {CAT_I: {}, CAT_J: {}}
+    tensors = frame.tensors  # kept, so that no other tensor gets the identity of one
     for k in wanted:
         if frame.cats[k] in found:
-            found[frame.cats[k]][id(frame.tensors[k])] = k
+            found[frame.cats[k]][id(tensors[k])] = k
     same = found[CAT_I].keys() == found[CAT_J].keys()
     return set(found[CAT_J].values()) if same else set()
 

@@ -113,7 +113,7 @@ def choose(
         100
     """
     r = RATES.get(device)
-    if r is None or columns < FEWEST:
+    if r is None or columns < FEWEST or rank < 1:
         return Choice("pivoted_cholesky", rank, iterations(rank, rank, rest, decay), 0.0, 0.0)
     room = min(r.share * free, r.most)
     product = 2.0 * n * n * columns / r.product + UPDATES * n * columns / r.vectors

@@ -254,7 +254,7 @@ class KernelOperator(LinearOperator):
         return (bare if self._added is None else bare + torch.diag_embed(self.added)).expand(self.shape)
 
     def _dense_into(self, out: Tensor) -> None:
-        if self.batch:
+        if self.batch or out.ndim > 2:
             return super()._dense_into(out)
         n = self.shape[-1]
         numbers = ROWS_NUMBERS.get(self.device.type, ROWS_NUMBERS["other"])
@@ -403,5 +403,6 @@ def _with_points(lazy: LazyTensor, x: Tensor, y: Tensor) -> LazyTensor:
 
 def _same_points(frame: Frame) -> bool:
     """Whether the rows are made of the tensors that the columns are made of."""
-    of = {cat: {id(t) for t, c in zip(frame.tensors, frame.cats) if c == cat} for cat in (CAT_I, CAT_J)}
+    tensors = frame.tensors  # kept, so that no other tensor gets the identity of one
+    of = {cat: {id(t) for t, c in zip(tensors, frame.cats) if c == cat} for cat in (CAT_I, CAT_J)}
     return of[CAT_I] == of[CAT_J]

@@ -109,7 +109,9 @@ class LinearAlgebra:
             n_short: least number of vectors that are taken a few steps far, where these tell enough. An optimizer that
                 passes on what ``Report.n_short`` said sees one function, of which no part comes and goes.
             seed: of the random vectors.
-            tol, max_iter, preconditioner, method, return_report: as for :meth:`solve`.
+            tol, max_iter, preconditioner, method, return_report: as for :meth:`solve`. With ``"cholesky"`` the
+                determinant is exact to its dtype, while its derivative is a plain estimate, of which ``standard_error``
+                tells nothing.
 
         Returns:
             ``(inv_quad, logdet)``, each (*B,); with ``return_report`` a third, with the standard error of ``logdet``.

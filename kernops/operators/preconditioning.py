@@ -165,6 +165,9 @@ def make_preconditioner(
     made = _of_low_rank(kernel, diagonal, "pivoted_cholesky" if kind == "auto" else kind, rank, seed)
     if kind != "auto" or rank is not None or columns < FEWEST or operator.batch or diagonal is None:
         return made
+    # Nothing is left to be estimated, or there are no numbers for it beside a diagonal that is not positive.
+    if not made.rank or not float(diagonal.min()) > 0:
+        return made
     return _chosen(operator, kernel, diagonal, made, seed, columns)
 
 

@@ -106,7 +106,7 @@ class RescaledOperator(_Composite):
         return (self.rows[..., None] * self.parts[0].to_dense() * self._right[..., None, :]).expand(self.shape)
 
     def _dense_into(self, out: Tensor) -> None:
-        if self.parts[0].batch != self.batch:
+        if not self.parts[0].batch == self.batch == tuple(out.shape[:-2]):
             return super()._dense_into(out)
         self.parts[0]._dense_into(out)
         out.mul_(self.rows[..., None]).mul_(self._right[..., None, :])

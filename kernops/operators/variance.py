@@ -117,7 +117,9 @@ class _Judged:
         self.columns, self.accuracy, self.total = columns, accuracy, wide(prior)
         #: Whether P ≤ A: not for Cholesky's factor, which rounding may have made larger.
         self.by_part = preconditioner is not None and preconditioner.kind == "pivoted_cholesky"
-        self.diagonal = operator._split()[1]
+        diagonal = operator._split()[1]
+        #: Below A, where it is positive.
+        self.diagonal = diagonal if diagonal is not None and not self.by_part and bool((diagonal > 0).all()) else None
         self.least = self.total.abs().amax() * eps if prior.numel() else 0.0
         self.unit = wide(operator._diagonal().abs().amax(-1, keepdim=True)) * (ROUNDING * eps)
 

@@ -28,6 +28,8 @@ LOSS = 0.5
 RESTART = 20
 #: Columns that a product takes at once, about: those that have converged are left out as soon as so many are left over.
 TILE = {"cpu": 64, "other": 128}
+#: A right-hand side is scaled up no further than to where its start has entries of one by so much.
+FAR = 2.0**-40
 #: Products with the matrix that tell its norm, where a direction along which it is negative was met.
 POWERS = 3
 
@@ -102,9 +104,10 @@ def conjugate_gradients(
     _check(b, tol, max_iter, x0)
     limit = min(10 * b.shape[-2], 10_000) if max_iter is None else max_iter
     # A column's squares must neither overflow nor vanish; a measure looks at columns as they are.
-    unit = magnitude(b) if measure is None else torch.ones((), dtype=b.dtype, device=b.device)
-    start = None if x0 is None else x0 / unit
-    state = _State(matvec, b / unit, start, preconditioner or (lambda r: r), tol, history, measure)
+    unit = _unit(b, x0) if measure is None else None
+    start = x0 if x0 is None or unit is None else x0 / unit
+    columns = b if unit is None else b / unit
+    state = _State(matvec, columns, start, preconditioner or (lambda r: r), tol, history, measure)
     # No residual is smaller than what rounding leaves of it.
     allowed = max(1.1 * tol, 100 * torch.finfo(b.dtype).eps) if measure is None else tol
     k, before = 0, float("inf")
@@ -138,8 +141,18 @@ def conjugate_gradients(
         )
     log.debug("conjugate gradients: %d iterations, residual %.2e", k, worst)
     steps = state.history.stacked()
-    weight = state.first * (unit.squeeze(-2) if unit.ndim else unit).to(state.first.dtype).square()
-    return Solution(state.x * unit, residual, k, converged, reason, state.indefinite, steps, weight, state.r * unit)
+    x, weight, rest = state.x, state.first, state.r
+    if unit is not None:
+        x, weight, rest = x * unit, weight * unit.squeeze(-2).to(weight.dtype).square(), rest * unit
+    return Solution(x, residual, k, converged, reason, state.indefinite, steps, weight, rest)
+
+
+def _unit(b: Tensor, x0: Tensor | None) -> Tensor:
+    """What columns are divided by: powers of two."""
+    unit = magnitude(b)
+    if x0 is None:
+        return unit
+    return torch.maximum(unit, torch.where((x0 != 0).any(-2, keepdim=True), magnitude(x0) * FAR, 0.0))
 
 
 def _check(b: Tensor, tol: float, max_iter: int | None, x0: Tensor | None) -> None:

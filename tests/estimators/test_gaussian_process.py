@@ -268,3 +268,17 @@ def test_many_queries_take_the_quickest_preconditioner(monkeypatch: pytest.Monke
         std = model.predict(many, return_std=True)[1]
         assert made == [kind]
         np.testing.assert_allclose(std, want, rtol=1e-5)
+
+
+def test_likelihoods_are_not_by_the_stored_matrix() -> None:
+    """Of whose gradient its few random vectors say little; predictions are."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((300, 2)), rng.standard_normal(300)
+    settings = {"solver": "cg", "optimizer": None, "n_probes": 10, "random_state": 0}
+    kernel = gp.ConstantKernel(1.0) * gp.RBF(0.3) + gp.WhiteKernel(0.1)
+    exact = GaussianProcessRegressor(kernel, solver="cholesky", optimizer=None).fit(x, y)
+    found = GaussianProcessRegressor(kernel, preconditioner="cholesky", **settings).fit(x, y)
+    _, want = exact.log_marginal_likelihood(exact.kernel_.theta, eval_gradient=True)
+    _, got = found.log_marginal_likelihood(found.kernel_.theta, eval_gradient=True)
+    assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+    np.testing.assert_allclose(found.predict(x, return_std=True)[1], exact.predict(x, return_std=True)[1], rtol=1e-3)

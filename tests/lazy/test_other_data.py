@@ -6,6 +6,7 @@ error has to say so: a kernel would read beyond their end.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -210,3 +211,71 @@ def test_matrices_of_which_no_view_is_a_vector() -> None:
     means.copy_(rand(D, 2))
     fresh = KernelOperator(SpectralMixture(weights, means.T.contiguous(), scales.T.contiguous()), x)
     torch.testing.assert_close(operator @ V, fresh @ V, rtol=1e-12, atol=1e-14)
+
+
+#: Operators whose numbers beside the kernel are made of a tensor of one number.
+NOISY: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "white": lambda x, noise: KernelOperator(RBF(0.7) + White(noise), x),
+    "added": lambda x, noise: KernelOperator(gaussian(Vi(x), Vj(x)), symmetric=True).add_diagonal(noise),
+    "added twice": lambda x, noise: KernelOperator(RBF(0.7), x).add_diagonal(noise).add_diagonal(noise),
+    "scaled": lambda x, noise: KernelOperator(RBF(0.7), x) * noise,
+}
+
+
+def slope(operator: Any, noise: Tensor) -> Tensor:
+    return torch.autograd.grad((operator @ V).sum(), noise)[0]
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_operators_in_a_loop_of_training_and_validation(name: str) -> None:
+    """A step of an optimizer, a product in inference mode, and a gradient again; each through one operator."""
+    x, noise = rand(N, D), torch.nn.Parameter(rand())
+    operator = NOISY[name](x, noise)
+    for _ in range(3):
+        with torch.no_grad():
+            noise.mul_(0.9)
+        fresh = NOISY[name](x, noise)
+        with torch.inference_mode():
+            found = operator @ V
+        torch.testing.assert_close(found.clone(), (fresh @ V).detach(), rtol=1e-12, atol=1e-14)
+        for _ in range(2):  # of which the first frees the graph
+            torch.testing.assert_close(slope(operator, noise), slope(fresh, noise), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_operators_made_without_gradients_have_them(name: str) -> None:
+    x, noise = rand(N, D), torch.nn.Parameter(rand())
+    with torch.no_grad():
+        operator = NOISY[name](x, noise)
+    torch.testing.assert_close(slope(operator, noise), slope(NOISY[name](x, noise), noise))
+
+
+def test_conjugate_data_are_other_data() -> None:
+    x, y = (torch.randn(*shape, dtype=torch.complex128) for shape in ((M, 1, D), (1, N, D)))
+    product = (LazyTensor(x) * LazyTensor(y)).sum(-1)
+    product.sum(1)
+    x.data = x.data.conj()
+    torch.testing.assert_close(product.sum(1), (x.resolve_conj() * y).sum(-1).sum(1, keepdim=True))
+
+
+def test_a_tensor_that_becomes_a_leaf() -> None:
+    w = torch.tensor(3.0, requires_grad=True)
+    scale, x = w * 2, torch.randn(M, 1, D)
+    lazy = LazyTensor(x) * LazyTensor(scale)
+    lazy.sum(1)
+    scale.detach_().requires_grad_()
+    (found,) = torch.autograd.grad(lazy.sum(1).sum(), scale)
+    torch.testing.assert_close(found, x.sum())
+
+
+def test_deep_copies_are_of_the_copied_parameters() -> None:
+    """As in a copied module, whose parameters are copied beside."""
+    for shape in ((M, 1, D), (M, D)):
+        x = torch.nn.Parameter(rand(*shape))
+        lazy = (LazyTensor(x) if len(shape) == 3 else Vi(x)) * Pm(rand())
+        own, copied = copy.deepcopy((x, lazy))
+        want = copied.sum(1).detach()
+        x.data.zero_()
+        torch.testing.assert_close(copied.sum(1).detach(), want)
+        own.data.mul_(2)
+        torch.testing.assert_close(copied.sum(1).detach(), 2 * want)

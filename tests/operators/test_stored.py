@@ -209,3 +209,34 @@ def test_batches_by_name():
     made = a.preconditioner("cholesky")
     close(made.solve(rand(2, N, 1)), torch.linalg.solve(a.to_dense(), rand(2, N, 1)), 1e-9)
     close(a.logdet(method="cg", tol=1e-12, preconditioner=made), a.to_dense().logdet(), 1e-9)
+
+
+@pytest.mark.parametrize("preconditioner", ["auto", "cholesky", None])
+def test_diagonals_that_are_not_positive_everywhere(many, preconditioner):
+    """No bound is to be had of them, and no share of a trace: a kernel that is positive by itself."""
+    x = torch.arange(100, dtype=torch.float64)[:, None]
+    one = torch.arange(100) == 5
+    for added in (torch.where(one, 0.0, 0.1).double(), torch.full((100,), -0.1, dtype=torch.float64)):
+        operator = KernelOperator(kernels.RBF(0.5), x).add_diagonal(added)
+        table, across = operator.to_dense(), KernelOperator(kernels.RBF(0.5), x[:40] + 0.3, x)
+        found = operator.solve(torch.eye(100, dtype=torch.float64), method="cg", preconditioner=preconditioner)
+        close(found, table.inverse(), 1e-5)
+        prior = torch.ones(40, dtype=torch.float64)
+        variances = posterior_variance(operator, across, prior, method="cg", preconditioner=preconditioner)
+        rows = across.to_dense()
+        close(variances.value, prior - (rows @ table.inverse() * rows).sum(-1), 2e-3)
+
+
+def test_of_a_kernel_that_is_zero():
+    operator = (kernel() * 0.0).add_diagonal(2.0)
+    close(operator.solve(torch.ones(N, 40, dtype=torch.float64), method="cg"), torch.full((N, 40), 0.5), 1e-12)
+
+
+def test_a_batch_of_diagonals_alone():
+    scale, added = rand(N, seed=3) + 0.5, rand(2, N, seed=4) + 1.0
+    for part in (kernel(), RescaledOperator(kernel(), scale)):
+        operator = part.add_diagonal(added)
+        out = torch.empty(2, N, N, dtype=torch.float64)
+        operator._dense_into(out)
+        close(out, operator.to_dense(), 1e-12)
+        close(operator.preconditioner("cholesky").solve(operator.to_dense()), torch.eye(N).expand(2, N, N), 1e-9)

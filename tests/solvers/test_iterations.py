@@ -316,6 +316,13 @@ def test_right_hand_sides_of_any_size(dtype):
     torch.testing.assert_close(a @ plain.x, b, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(("size", "start"), [(1e-35, 0.0), (1e-20, 1.0), (1e30, 1e-3), (1e-3, 1e30)])
+def test_starts_of_any_size(size, start):
+    b, x0 = torch.full((3, 1), size), torch.full((3, 1), start)
+    found = conjugate_gradients(lambda v: 2 * v, b, x0=x0)
+    torch.testing.assert_close(found.x, b / 2, rtol=1e-5, atol=2e-7 * start)
+
+
 @pytest.mark.parametrize("dtype", SIZES)
 def test_square_roots_of_vectors_of_any_size(dtype):
     a = spd(60, 100.0)
