@@ -25,9 +25,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "gp likelihood --n 50000 --d 9 --device cuda --budget 3",
         "gp likelihood --n 20000 --d 32 --device cuda --budget 3",
         "gp likelihood --n 1000000 --device cuda --peer none --budget 1",
-        "gp predict --n 20000,100000 --tol 0.001 --device cuda --budget 1",
-        "gp predict --n 50000 --d 9 --tol 0.001 --device cuda --budget 1",
-        "gp predict --n 20000 --d 32 --tol 0.001 --device cuda --budget 1",
+        "gp predict --n 20000,100000 --tol 0.001 --device cuda --budget 5 --repeats 3",
+        "gp predict --n 50000 --d 9 --tol 0.001 --device cuda --budget 5 --repeats 3",
+        "gp predict --n 20000 --d 32 --tol 0.001 --device cuda --budget 5 --repeats 3",
     ),
     "gp-cpu": (
         "gp likelihood --n 5000 --device cpu --budget 10",
