@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from .problems import ConvergenceWarning, check_count, check_floats, check_number, dot, magnitude, norm
@@ -194,7 +195,8 @@ class _State:
     """The iteration: x, its residual r, the direction p, and which columns are still going.
 
     What decides about a column is a handful of numbers, the same ones for every iteration. They are brought to main
-    memory in one piece, the only wait for a device in an iteration, and looked at there.
+    memory in one piece, the only wait for a device in an iteration, and looked at there, by NumPy, which is quicker
+    than torch for a few.
     """
 
     def __init__(
@@ -222,11 +224,12 @@ class _State:
         self.first, self.first_relative = self.rz, self.relative
         self.history = _History(history, self.rz)
         #: Residuals that are larger are those of a matrix that is singular to rounding.
-        self.farthest = self.seen / torch.finfo(b.dtype).eps
+        with np.errstate(over="ignore"):
+            self.farthest = self.seen / torch.finfo(b.dtype).eps
         #: Columns that met a direction along which A is not positive.
-        self.broken = torch.zeros_like(self.seen, dtype=torch.bool)
+        self.broken = np.zeros(self.seen.shape, dtype=bool)
         #: The smallest true residual so far, and when it was found.
-        self.milestone, self.reached = self.seen, torch.zeros_like(self.seen, dtype=torch.int64)
+        self.milestone, self.reached = self.seen, np.zeros(self.seen.shape, dtype=np.int64)
 
     def start(self, r: Tensor) -> None:
         """Begin anew at x, whose residual is ``r``."""
@@ -235,15 +238,15 @@ class _State:
             self.aim()
         self.relative = self.measure(self.x, r, self.rz)
         self.going = self.relative > self.tol
-        self.best = self.seen = self.relative.cpu()
-        self.since_best = torch.zeros_like(self.seen, dtype=torch.int64)
+        self.best = self.seen = self.relative.detach().cpu().numpy()
+        self.since_best = np.zeros(self.seen.shape, dtype=np.int64)
         self.since_start = 0
         #: Numbers of the columns that are multiplied still; None for all.
         self.some: Tensor | None = None
-        self.active = bool((self.seen > self.tol).any())  # columns that are not numbers stop, the others do not
+        self.active = (self.seen > self.tol).any()  # columns that are not numbers stop, the others do not
         if self.active and not self.eager:
             self.aim()
-        if not bool(torch.isfinite(self.seen).all()):
+        if not np.isfinite(self.seen).all():
             self.why = self.why or NOT_FINITE
 
     def aim(self) -> None:
@@ -256,8 +259,8 @@ class _State:
         self.history.close()
         self.start(self.b - self.matvec(self.x))
         better = self.seen < 0.9 * self.milestone
-        self.milestone = torch.where(better, self.seen, self.milestone)
-        self.reached = torch.where(better, self.count, self.reached)
+        self.milestone = np.where(better, self.seen, self.milestone)
+        self.reached = np.where(better, self.count, self.reached)
         return self.relative
 
     def retreat(self, residual: Tensor) -> Tensor:
@@ -267,7 +270,8 @@ class _State:
         they grew by more than that of a matrix that is singular to rounding, it is rounding that grew; and at
         all, where A was found not to be positive.
         """
-        growth = torch.where(self.broken, 1.0, torch.finfo(self.b.dtype).eps ** -0.5).to(self.relative.device)
+        growth = torch.full_like(self.first_relative, torch.finfo(self.b.dtype).eps ** -0.5)
+        growth = growth.masked_fill(self.there(self.broken), 1.0)
         most = self.first_relative * growth
         worse = torch.isfinite(residual) & (residual > most)
         if bool(worse.any()):
@@ -282,12 +286,16 @@ class _State:
         out = torch.zeros_like(v)
         return out.index_copy_(-1, self.some, product(v.index_select(-1, self.some)))
 
-    def narrow(self, going: Tensor) -> None:
+    def there(self, mask: np.ndarray) -> Tensor:
+        """A mask of columns on the device."""
+        return torch.from_numpy(np.ascontiguousarray(mask)).to(self.r.device)
+
+    def narrow(self, going: np.ndarray) -> None:
         """Leave columns out of products where that is a tile less."""
         tile = TILE.get(self.r.device.type, TILE["other"])
         width = self.r.shape[-1] if self.some is None else len(self.some)
         if going.ndim == 1 and 0 < -(-int(going.sum()) // tile) < -(-width // tile):
-            self.some = going.nonzero()[:, 0].to(self.r.device)
+            self.some = self.there(np.flatnonzero(going))
 
     def step(self) -> None:
         ap = self.applied(self.matvec, self.p)
@@ -304,7 +312,7 @@ class _State:
         self.p = torch.addcmul(self.z, _each(beta, ap), direction := self.p)
         self.rz = rz
         self.relative = torch.where(before, self.measure(self.x, self.r, rz), self.relative)
-        facts = torch.stack([before.to(rz.dtype), curvature, rz, overlap, self.relative.to(rz.dtype)]).cpu()
+        facts = torch.stack([before.to(rz.dtype), curvature, rz, overlap, self.relative.to(rz.dtype)]).detach().cpu()
         self.going = self.going & (self.relative > self.tol)
         self.count += 1
         self.since_start += 1
@@ -313,52 +321,60 @@ class _State:
 
     def _judge(self, facts: Tensor, direction: Tensor) -> None:
         """Look at an iteration's numbers: (5, *B, E) in main memory."""
-        before, curvature, rz, overlap, relative = facts
+        before, curvature, rz, overlap, relative = facts.numpy()
         asked = before > 0
-        negative = asked & (curvature <= 0)
-        self.broken = self.broken | negative
-        if bool((asked & curvature.isnan()).any()):
-            self.why = NOT_FINITE
-        elif bool(negative.any()):
-            self.why = SINGULAR
-            if bool((negative & (curvature < -self._rounding(direction))).any()):
-                self.why, self.indefinite = "the matrix is not positive definite", True
-        self.seen = relative.to(self.seen.dtype)
-        going = asked & (curvature > 0) & (self.seen > self.tol)
+        good = asked & (curvature > 0)
+        if good.sum() < asked.sum():
+            self._broke_down(asked, curvature, direction)
+        self.seen = relative.astype(self.seen.dtype)
+        going = good & (self.seen > self.tol)
         away = going & (self.seen > self.farthest)
-        if bool(away.any()):  # before its numbers overflow
+        if away.any():  # before its numbers overflow
             self.why = self.why or SINGULAR
-            going = going & ~away
-            self.going = self.going & ~away.to(self.going.device)
+            going = self._stop(going, away)
         tired = going & self._tired()
-        if bool(tired.any()):
+        if tired.any():
             self.why = self.why or f"no progress in {PATIENCE} iterations"
-            going = going & ~tired
-            self.going = self.going & ~tired.to(self.going.device)
-        self.active = bool(going.any())
+            going = self._stop(going, tired)
+        self.active = going.any()
         self.narrow(going)
-        lost = going & (overlap.abs() > LOSS * rz.abs())
-        if self.since_start >= RESTART and bool(lost.any()):
+        if self.since_start >= RESTART and (going & (np.abs(overlap) > LOSS * np.abs(rz))).any():
             self.refresh()
 
-    def _tired(self) -> Tensor:
+    def _broke_down(self, asked: np.ndarray, curvature: np.ndarray, direction: Tensor) -> None:
+        """Why curvatures are not positive."""
+        negative = asked & (curvature <= 0)
+        self.broken = self.broken | negative
+        if (asked & np.isnan(curvature)).any():
+            self.why = NOT_FINITE
+            return
+        self.why = SINGULAR
+        if (negative & (curvature < -self._rounding(direction))).any():
+            self.why, self.indefinite = "the matrix is not positive definite", True
+
+    def _stop(self, going: np.ndarray, some: np.ndarray) -> np.ndarray:
+        """The columns that go on, without some."""
+        self.going = self.going & ~self.there(some)
+        return going & ~some
+
+    def _tired(self) -> np.ndarray:
         """Which columns have not come nearer for long."""
         better = self.seen < self.best
-        self.best = torch.minimum(self.best, self.seen)
-        self.since_best = torch.where(better, 0, self.since_best + 1)
+        self.best = np.minimum(self.best, self.seen)
+        self.since_best = np.where(better, 0, self.since_best + 1)
         stuck = self.since_best >= PATIENCE
         if self.since_start == self.count:  # the milestone was never tested
             return stuck
         return stuck | (self.count - self.reached >= 2 * PATIENCE)
 
-    def _rounding(self, direction: Tensor) -> Tensor:
+    def _rounding(self, direction: Tensor) -> np.ndarray:
         """What rounding may make of p·Ap, for a matrix whose norm a few powers of it tell."""
         v = self.b
         for _ in range(POWERS):
             length = norm(v)
             v = self.matvec(v / torch.where(length > 0, length, 1.0)[..., None, :])
         size = norm(v).amax(-1, keepdim=True) * (10 * self.b.shape[-2] ** 0.5 * torch.finfo(v.dtype).eps)
-        return (size * dot(direction, direction)).cpu()
+        return (size * dot(direction, direction)).detach().cpu().numpy()
 
 
 def _each(scalars: Tensor, like: Tensor) -> Tensor:
