@@ -17,6 +17,8 @@ from ._base import array
 
 Tensor = torch.Tensor
 
+#: Queries that are computed at once, where memory is not short and the matrix is not stored.
+QUERIES = 128
 #: Variances are accurate to this many times ``tol``, of themselves; covariances, of the product of two deviations.
 ACCURACY = 10.0
 
@@ -145,6 +147,12 @@ class Iterative:
             )
 
 
+def _at_once(own: KernelOperator, inverse: Dense | Iterative) -> int:
+    """Beside a stored matrix, more queries are little."""
+    made = inverse.preconditioner
+    return QUERIES if made is None or made.kind != "cholesky" else at_once(own.device, made)
+
+
 def variance(own: KernelOperator, across: KernelOperator, inverse: Dense | Iterative) -> np.ndarray:
     """The posterior variance of queries, (n_queries,): the diagonal of K(x, x) - K(x, fit) S A⁻¹ S K(fit, x)."""
     prior = own.diagonal()
@@ -154,8 +162,7 @@ def variance(own: KernelOperator, across: KernelOperator, inverse: Dense | Itera
         columns = across[rows, :].to_dense().mT
         out[rows] = array(wide(prior[rows]) - inverse.quadratic(columns, prior[rows]))
 
-    size = at_once(own.device, inverse.preconditioner)
-    in_tiles(len(out), size, work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
+    in_tiles(len(out), _at_once(own, inverse), work, "a variance", 4 * across.shape[1] * across.dtype.itemsize)
     return out
 
 
@@ -179,8 +186,9 @@ def covariance(own: KernelOperator, across: KernelOperator, inverse: Dense | Ite
         out[: rows.stop, rows] = array(block)
         out[rows, : rows.start] = out[: rows.start, rows].T
 
-    size = at_once(own.device, inverse.preconditioner)
-    in_tiles(count, size, work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize)
+    in_tiles(
+        count, _at_once(own, inverse), work, "a covariance", (4 * across.shape[1] + 2 * count) * across.dtype.itemsize
+    )
     if diagonal is not None:
         out[np.diag_indices(count)] += array(diagonal)
     return (out + out.T) / 2

@@ -13,16 +13,16 @@ from .floors import EXP, FMA, PLAIN_POWER, gpu
 #: Instructions of a pair besides those of its formula: reads of the tile, and the loop.
 OVERHEAD = 0.8
 #: The unit's share of time in which it counts as busy, as what waits for it comes in bursts: on an H200 this picks the
-#: fastest share, or the next to it, for exp(-r) and Matern's kernel of 3/2 in 1, 2, 3 and 5 dimensions, for exp(-r²) in
-#: one and for exp(-r²) / r in three.
+#: fastest share, or the next to it, for exp(-r) in 2, 3 and 5 dimensions, for Matern's kernel of 3/2 in 1, 2, 3 and 5
+#: and of 5/2 in three, for exp(-r²) in one and for exp(-r²) / r in three.
 BUSY = 0.95
 #: Most slots of a column with which a thread evaluates one pair after the other (``Packs`` in cuda/data.cuh).
 FEW_SLOTS = 8
 
 
-#: Which pairs of 16, by their number: the fastest of 56 and of 64 that were tried for Matern's kernel of 3/2 and for
-#: the Laplacian on an H200. The compiler's order of instructions depends on it, and with it up to a tenth of the time.
-#: Others are spread evenly.
+#: Which pairs of 16, by their number: those of three are within a hundredth of the fastest of some 200 sets that were
+#: tried for Matern's kernel of 3/2 on an H200, those of five within one of some 100 for the Laplacian. The compiler's
+#: order of instructions depends on it, and with it up to a tenth of the time. Others are spread evenly.
 OF_SIXTEEN = {3: (8, 11, 14), 5: (5, 9, 10, 12, 15)}
 
 

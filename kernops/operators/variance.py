@@ -89,7 +89,7 @@ def quadratic_forms(
         operator._matmul,
         columns,
         tol=1.0,
-        max_iter=max_iter,
+        max_iter=max_iter if x is None or max_iter is None else max_iter - 1,
         x0=x,
         preconditioner=None if preconditioner is None else preconditioner.solve,
         warn=False,
@@ -97,9 +97,10 @@ def quadratic_forms(
     )
     if not solution.converged:
         raise_for(solution)
+    done = solution.iterations + (x is not None)
     r = solution.rest
     rz = dot(r, preconditioner.solve(r)) if preconditioner is not None and judged.by_part else None
-    return judged.forms(solution.x, r, rz, solution.iterations)
+    return judged.forms(solution.x, r, rz, done)
 
 
 class _Judged:

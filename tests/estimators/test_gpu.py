@@ -85,7 +85,7 @@ def test_classifiers(solver: str, dtype: type) -> None:
 
 @pytest.mark.parametrize("kind", [GaussianProcessClassifier, GaussianProcessRegressor])
 def test_processes_of_many_samples(kind: Any) -> None:
-    """Twenty thousand: a dense matrix of them would take 1.6 GB and more, 512 queries at once half of that."""
+    """Twenty thousand: a dense matrix of them would take 1.6 GB and more, the iterations a tenth of that."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (21_000, 3)).astype(np.float32)
     f = 3 * np.sin(3 * x[:, 0]) + 6 * x[:, 1] * x[:, 2]
@@ -99,7 +99,7 @@ def test_processes_of_many_samples(kind: Any) -> None:
     else:
         found, std = model.predict(x[20_000:], return_std=True)
         assert np.sqrt(np.mean((found - f[20_000:]) ** 2)) < 0.15 and (std > 0.99).all() and (std < 1.1).all()
-    assert torch.cuda.max_memory_allocated() < 900e6
+    assert torch.cuda.max_memory_allocated() < 400e6
 
 
 def test_short_memory_of_a_gpu_is_explained() -> None:

@@ -21,6 +21,7 @@ from kernops import gpytorch as ours
 from tests.helpers.backends import need
 
 from .cases import both, rand, same
+from .test_composition import pair
 from .test_kernels import results
 from .test_models import within
 from .test_second_derivatives import curvature
@@ -105,14 +106,6 @@ COMPOSED: dict[str, Callable[[Any], Any]] = {
     "sum": lambda k: k.ScaleKernel(k.RBFKernelGrad()) + k.Matern52KernelGrad() + k.PolynomialKernelGrad(power=2),
     "second derivatives": lambda k: k.ScaleKernel(k.RBFKernelGradGrad()) + k.RBFKernelGradGrad(ard_num_dims=D),
 }
-
-
-def pair(make: Callable[[Any], Any]) -> tuple[Any, Any]:
-    mine, reference = make(ours).double(), make(gpytorch.kernels).double()
-    for k, p in enumerate(mine.parameters()):
-        p.data = rand(*p.shape, seed=k) * 0.5
-    reference.load_state_dict(mine.state_dict())
-    return mine, reference
 
 
 @pytest.mark.parametrize("name", COMPOSED)
